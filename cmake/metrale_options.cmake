@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every option of the build, in one place.
+option(METRALE_BUILD_TOOL "Build the metgpu command" ${PROJECT_IS_TOP_LEVEL})
+option(METRALE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(METRALE_BUILD_BENCHMARKS "Build the benchmarks" OFF)
+option(METRALE_BUILD_FUZZERS "Build the libFuzzer targets (clang only)" OFF)
+option(METRALE_WARNINGS_AS_ERRORS "Treat warnings in metrale's own code as errors" OFF)
+set(METRALE_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(METRALE_SANITIZE)
+  add_compile_options(-fsanitize=${METRALE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${METRALE_SANITIZE})
+endif()
+
+find_program(METRALE_CCACHE ccache)
+if(METRALE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${METRALE_CCACHE})
+endif()
