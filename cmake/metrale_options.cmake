@@ -4,7 +4,9 @@ option(METRALE_BUILD_TOOL "Build the metgpu command" ${PROJECT_IS_TOP_LEVEL})
 option(METRALE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(METRALE_BUILD_BENCHMARKS "Build the benchmarks" OFF)
 option(METRALE_BUILD_FUZZERS "Build the libFuzzer targets (clang only)" OFF)
+option(METRALE_INSTALL "Make the install rules and the CMake package" ${PROJECT_IS_TOP_LEVEL})
 option(METRALE_WARNINGS_AS_ERRORS "Treat warnings in metrale's own code as errors" OFF)
+option(METRALE_STATIC_THIRD_PARTY "Link third-party libraries statically, for a binary that runs on other machines" OFF)
 set(METRALE_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -12,10 +14,17 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# Each public header is compiled alone: `all_verify_interface_header_sets` does it, and so does `all` where tests are built.
+set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ${METRALE_BUILD_TESTS})
 
 if(METRALE_SANITIZE)
   add_compile_options(-fsanitize=${METRALE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${METRALE_SANITIZE})
+endif()
+
+if(METRALE_STATIC_THIRD_PARTY)
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
+  add_link_options(-static-libstdc++ -static-libgcc)
 endif()
 
 find_program(METRALE_CCACHE ccache)
