@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host matrix kernels: y = x · Wᵀ with W dense or block-quantised, plus what feeds them (RMS norm, activation quantisation) and what
+// follows them (bias, residual, SwiGLU). This header is all that a caller needs: names, argument lists, and pure functions that say
+// which launch to make. It owns nothing and holds no state; every function may be called from any thread.
+//
+// Names and arguments (module kModule; B = Buffer, P = by-value struct; a Buffer marked `?` may be null):
+//   repack       B w, P RepackParams                                          in place: rows -> groups of kGroupRows (below)
+//   gather       B ids, B w, B y, P GatherParams                              y[i,:] = W[ids[i],:] as f32; the embedding look-up
+//   prepare      B x, B norm?, B out, P LinearParams                          x -> the form `linear` wants; once per x when m > kFusedRows
+//   linear       B x, B norm?, B w, B bias?, B residual?, B y, P LinearParams y = norm(x)·Wᵀ + bias + residual
+//   linear4      B x, B norm?, B w0, B w1?, B w2?, B w3?, B bias0? … bias3?, B y0 … y3, P LinearParams
+//                                                                             up to four matrices on one x, e.g. Q, K and V
+//   swiglu       B x, B norm?, B gate, B up, B y, P LinearParams              y = silu(norm(x)·Gateᵀ) * (norm(x)·Upᵀ)
+// Shapes: x [m, k] f32 (row stride ld_x floats), W [n, k], y and residual [m, n] f32 (row stride ld_y floats), bias [n] f32,
+// norm [k]; row-major. `residual` may be `y` itself. Nothing else may overlap.
+//
+// Grid: any number of blocks along x; each takes an equal share of the output columns. Block {1,1,1}. `plan_*` give the grid and the
+// dynamic shared memory; less shared memory than planned is a fault.
+//
+// Calling order: at load, `repack` each W once (never twice). Then for m <= kFusedRows call linear/linear4/swiglu on f32 x directly;
+// norm and quantisation happen inside. For more rows call `prepare` first (it applies the norm) and pass its output as x with
+// `prepared = 1` and norm null; that output may feed several launches whose `activation_class` is the same.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "metrale/backends/host_kernel.h"
+#include "metrale/dtype.h"
+#include "metrale/types.h"
+
+namespace metrale::host::matmul {
+
+inline constexpr std::string_view kModule = "matmul";
+/// Rows of W that a packed matrix interleaves, and the granule of output columns.
+inline constexpr std::uint32_t kGroupRows = 16;
+/// Most rows of x that linear, linear4 and swiglu take without `prepare`.
+inline constexpr std::uint32_t kFusedRows = 8;
+inline constexpr std::uint32_t kMaxMatrices = 4;
+
+/// Instruction sets that the kernels are built for, weakest first. `amx` includes all the others.
+enum class Isa : std::uint8_t { generic, avx2, avx512, amx };
+std::string_view to_string(Isa isa) noexcept;
+
+/// The strongest set that this machine and its operating system run, and not stronger than `limit`. Choosing `amx` asks the system
+/// for the tile state of this process (Linux arch_prctl), which lasts as long as the process.
+Isa select_isa(Isa limit = Isa::amx) noexcept;
+
+/// The kernels of one instruction set, all under the names above: register exactly one of these tables. `isa` must be one that
+/// `select_isa` returned. Lifetime: static.
+std::span<const HostKernel> kernels(Isa isa) noexcept;
+
+/// `fast`: quantised weights meet activations rounded to int8 blocks or bf16. `exact`: weights are dequantised to f32 and everything
+/// is f32; the oracle, many times slower. f32, f16 and bf16 weights are computed with f32 activations and sums in both.
+enum class Precision : std::uint32_t { fast, exact };
+
+struct Matrix {
+  std::uint32_t n = 0;       ///< Rows of W, columns of y.
+  std::uint32_t dtype = 0;   ///< A DType for which `supports` holds.
+  std::uint32_t packed = 0;  ///< 1 after `repack`; 0 reads the rows as the file has them (correct, slow for quantised types).
+  std::uint32_t ld_y = 0;    ///< Floats between rows of y and of residual.
+};
+
+/// The by-value argument of prepare, linear, linear4 and swiglu. swiglu reads `w[0]` for gate, `w[1]` for up, ld_y from `w[0]`;
+/// prepare reads `w[0].dtype` only.
+struct LinearParams {
+  std::uint32_t m = 0;
+  std::uint32_t k = 0;
+  std::uint32_t ld_x = 0;                      ///< Floats between rows of x; unused when prepared.
+  std::uint32_t prepared = 0;                  ///< 1: x is what `prepare` wrote.
+  std::uint32_t precision = 0;                 ///< A Precision; the same in prepare and its consumers.
+  std::uint32_t norm_dtype = 0;                ///< f32 or bf16 (a DType), when norm is given.
+  float norm_eps = 0;                          ///< norm(x) = x / sqrt(mean(x²) + norm_eps) * (norm_add + norm).
+  float norm_add = 0;                          ///< 0, or 1 for models whose norm weights are stored around zero.
+  Matrix w[kMaxMatrices];
+};
+static_assert(sizeof(LinearParams) == 96);
+
+struct RepackParams {
+  std::uint32_t n = 0;
+  std::uint32_t k = 0;
+  std::uint32_t dtype = 0;
+};
+
+struct GatherParams {
+  std::uint32_t m = 0;       ///< Number of ids (int32, each in [0, n); others fault).
+  std::uint32_t n = 0;
+  std::uint32_t k = 0;
+  std::uint32_t dtype = 0;
+  std::uint32_t packed = 0;
+  std::uint32_t ld_y = 0;
+};
+
+/// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
+constexpr bool supports(DType type) noexcept {
+  switch (type) {
+    case DType::f32: case DType::f16: case DType::bf16:
+    case DType::q4_0: case DType::q4_1: case DType::q8_0: case DType::q4_k: case DType::q6_k: return true;
+    default: return false;
+  }
+}
+
+/// Weights whose prepared activations are interchangeable.
+enum class ActivationClass : std::uint8_t { f32, bf16, quantised };
+constexpr ActivationClass activation_class(DType weights, Precision precision) noexcept {
+  if (precision == Precision::exact || weights == DType::f32 || weights == DType::f16) return ActivationClass::f32;
+  return weights == DType::bf16 ? ActivationClass::bf16 : ActivationClass::quantised;
+}
+
+struct Plan {
+  std::string_view function;
+  Dim3 grid;
+  std::uint32_t shared_bytes = 0;
+};
+
+/// Bytes that `prepare` writes, for any instruction set. Align the buffer to 64.
+constexpr std::uint64_t prepared_bytes(std::uint64_t m, std::uint64_t k) noexcept {
+  return round_up(m, 32) * (round_up(k, 64) * 6 + 64);
+}
+constexpr Plan plan_prepare(std::uint32_t m, std::uint32_t k) noexcept {
+  return {"prepare", {static_cast<std::uint32_t>(div_ceil(m, 32)), 1, 1}, static_cast<std::uint32_t>(round_up(k, 64) * 4 + 64)};
+}
+/// Groups are permuted in place, one per block.
+constexpr Plan plan_repack(DType type, std::uint32_t n, std::uint32_t k) noexcept {
+  std::uint32_t row_bytes = 4 * k;  // bound for every supported type
+  (void)type;
+  return {"repack", {static_cast<std::uint32_t>(div_ceil(n, kGroupRows)), 1, 1}, kGroupRows * row_bytes};
+}
+constexpr Plan plan_gather(std::uint32_t m) noexcept { return {"gather", {m, 1, 1}, 0}; }
+
+/// The launch for linear, linear4 or swiglu. `columns`: output columns in all, gate and up counted once each. `threads`: workers that
+/// share a grid (the backend's sm_count).
+constexpr Plan plan_linear(std::string_view function, std::uint32_t m, std::uint64_t columns, std::uint32_t k, std::uint32_t threads) noexcept {
+  const std::uint64_t groups = div_ceil(columns, kGroupRows);
+  std::uint64_t blocks = m <= kFusedRows ? std::uint64_t{threads} * 4 : div_ceil(groups, 2);
+  if (blocks > groups) blocks = groups;
+  if (blocks == 0) blocks = 1;
+  const std::uint64_t panel_k = k < 2048 ? round_up(k, 64) : 2048;  // prefill: 32 columns of W, as f32 at most, one slice of k at a time
+  const std::uint64_t fused = std::uint64_t{kFusedRows} * (round_up(k, 64) * 4 + 64);
+  const std::uint64_t panel = 32 * panel_k * 4 + 32 * 1024;
+  return {function, {static_cast<std::uint32_t>(blocks), 1, 1}, static_cast<std::uint32_t>((m <= kFusedRows ? fused : panel) + 64)};
+}
+
+}  // namespace metrale::host::matmul
