@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels by (module, function): what a kernel publishes about itself, the globals of modules, and the audit of look-ups that failed.
+// Facts and audit entries are values; the registry belongs to its backend. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "metrale/result.h"
+#include "metrale/types.h"
+
+namespace metrale {
+
+/// What a kernel publishes. Read once at look-up.
+struct KernelFacts {
+  std::vector<std::uint32_t> param_bytes;   ///< Size of each argument in order; 8 for a Buffer.
+  std::optional<std::uint32_t> n_tile;      ///< Output-column tile width, from `<entry>_n_tile`.
+  bool casts_a_to_e4m3 = false;             ///< From `<entry>_a_e4m3`: the bf16 A operand is cast to E4M3 without a scale.
+  bool waits_for_dependency = false;        ///< Waits for its predecessor itself, so dependent launch is allowed.
+};
+
+/// The address and size of a module's global.
+struct DeviceSymbol {
+  DevicePtr ptr;
+  std::uint64_t bytes = 0;
+};
+
+/// The module set of a backend.
+class KernelRegistry {
+ public:
+  struct Entry {
+    std::string module;
+    std::string function;
+    KernelFacts facts;
+  };
+
+  virtual ~KernelRegistry() = default;
+  /// Every kernel of every module, sorted by module and function.
+  virtual Result<std::vector<Entry>> entries() const = 0;
+  /// The global `name` (linker name) of `module`; known to copies from then on.
+  /// Errors: not_found, unsupported (Capability::device_symbols).
+  virtual Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name,
+                                             std::source_location site = std::source_location::current()) = 0;
+};
+
+/// One failed look-up.
+struct LookupMiss {
+  std::string module;
+  std::string function;
+  std::source_location site;   ///< The first caller that asked.
+  std::uint64_t count = 0;     ///< How often it was asked for.
+  bool declared_absent = false;
+};
+
+/// Look-ups so far: what was found is counted, what was missed is listed.
+struct KernelAudit {
+  std::uint64_t num_hits = 0;
+  bool sealed = false;
+  std::vector<LookupMiss> misses;   ///< In the order of their first miss.
+  /// Misses that nobody declared absent.
+  std::uint64_t num_required_missing() const noexcept;
+};
+
+}  // namespace metrale

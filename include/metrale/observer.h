@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Observers see every operation of a backend as a small record, after it was accepted or refused. With none attached an operation pays
+// one relaxed load. The flight recorder keeps the last operations for the report of a fault. Attaching and detaching is for any thread;
+// `on_op` is called from the thread that made the call, from several at once, and must not call the backend.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "metrale/op.h"
+#include "metrale/result.h"
+#include "metrale/types.h"
+
+namespace metrale {
+
+/// One operation. Fields that do not apply are 0.
+struct OpRecord {
+  Op op{};
+  std::uint8_t outcome = 0;       ///< 0: accepted; else the Errc.
+  std::uint32_t num_args = 0;     ///< Arguments of a launch.
+  StreamHandle stream;
+  std::uint64_t dst = 0;          ///< Address written, allocated or freed; handle made or used.
+  std::uint64_t src = 0;          ///< Address read.
+  std::uint64_t bytes = 0;
+  KernelHandle kernel;
+  Dim3 grid{0, 0, 0};
+  Dim3 block{0, 0, 0};
+  std::uint32_t shared_bytes = 0;
+  std::uint64_t time_ns = 0;      ///< Steady clock, at the end of the call.
+  std::source_location site;
+
+  std::string to_string() const;
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_op(const OpRecord& record) noexcept = 0;
+};
+
+/// Keeps the last `kCapacity` operations in a ring. Writers never wait for each other or for a reader.
+class FlightRecorder final : public Observer {
+ public:
+  static constexpr std::size_t kCapacity = 256;
+
+  void on_op(const OpRecord& record) noexcept override;
+
+  /// The operations still in the ring, oldest first. Records being written at this moment are left out.
+  std::vector<OpRecord> snapshot() const;
+  /// A line each, newest last.
+  std::string to_string() const;
+  /// Operations seen since construction.
+  std::uint64_t num_seen() const noexcept { return next_.load(std::memory_order_relaxed); }
+
+ private:
+  // A sequence lock per slot; the record is kept as words so that a torn read is discarded rather than undefined.
+  static constexpr std::size_t kWords = (sizeof(OpRecord) + 7) / 8;
+  struct Slot {
+    std::atomic<std::uint64_t> sequence{0};
+    std::array<std::atomic<std::uint64_t>, kWords> words{};
+  };
+  std::array<Slot, kCapacity> slots_;
+  std::atomic<std::uint64_t> next_{0};
+};
+
+}  // namespace metrale
