@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of text that no compiler makes. Each prints `file:line: what is wrong`; the exit status says whether any did.
+
+licence     every source and script names its licence in its first two lines
+links       relative links in Markdown lead to files that exist, and to headings that exist
+paths       no file names a path of one machine or an address outside the list below
+layers      nothing includes upwards (docs/design.md has the layers)
+headers     every public header belongs to a library, which compiles it alone and installs it
+todo        a TODO names an issue
+length      files past 500 lines are listed; past 800 they fail
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = {".h", ".cpp", ".cu", ".cuh", ".mm"}
+TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".py", ".sh", ".json", ".yml", ""}
+REPORT_LINES, MAX_LINES = 500, 800
+# Folders at the top of any Linux system, and made-up ones that examples and tests use for files that do not exist.
+COMMON_FOLDERS = {"bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr", "var", "nonexistent", "no", "path", "dir"}
+ADDRESSES = ("apache.org", "localhost", "127.0.0.1", "example.com", "arxiv.org", "ietf.org", "unicode.org", "json.schemastore.org")
+
+problems = 0
+
+
+def report(file, line, text):
+    global problems
+    problems += 1
+    print(f"{file}:{line}: {text}")
+
+
+def project_files():
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
+                            capture_output=True).stdout.decode().split("\0")
+    return sorted({Path(name) for name in listed if name and (ROOT / name).is_file()})
+
+
+def check_licence(file, lines):
+    named = file.suffix in SOURCES or file.suffix in {".cmake", ".py", ".sh", ".in"} or file.name in {"CMakeLists.txt", "Makefile"}
+    named = named or (file.parts[0] in {"scripts", ".ci"} and file.suffix == "")
+    if named and not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
+        report(file, 1, "the first line should be the licence: SPDX-License-Identifier: Apache-2.0")
+
+
+def anchors(file):
+    found, fenced = set(), False
+    for line in (ROOT / file).read_text().splitlines():
+        fenced ^= line.startswith("```")
+        if not fenced and re.match(r"#+ ", line):
+            title = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+            found.add(title.replace(" ", "-"))
+    return found
+
+
+def check_links(file, lines):
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        fenced ^= line.startswith("```")
+        for target in [] if fenced else re.findall(r"\]\(([^)\s]+)\)", line):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            linked = file if not path else Path(*(file.parent / path).parts)
+            if not (ROOT / linked).exists():
+                report(file, number, f"link to {target}: no such file")
+            elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
+                report(file, number, f"link to {target}: no such heading")
+
+
+def check_paths(file, lines):
+    for number, line in enumerate(lines, 1):
+        for folder in re.findall(r"(?:^|[\s\"'=(`])/([A-Za-z_][\w.-]*)/[\w.]", line):
+            if folder not in COMMON_FOLDERS:
+                report(file, number, f"/{folder}/… looks like a path of one machine")
+        for host in re.findall(r"https?://([\w.-]+)", line):
+            if not host.endswith(ADDRESSES):
+                report(file, number, f"address at {host}; name the thing instead, or add the host to the list in {Path(__file__).name}")
+
+
+# A file under the first may include no project header under any of the second.
+UPWARDS = [
+    ("include/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "bridges/")),
+    ("src/core/", ("cache/", "weights/", "models/", "cli/", "conformance/")),
+    ("src/backends/", ("cache/", "weights/", "models/", "cli/", "conformance/")),
+    ("src/cache/", ("backends/", "models/", "cli/", "conformance/")),
+    ("src/weights/", ("backends/", "models/", "cli/", "conformance/")),
+    ("src/models/", ("core/", "backends/", "cli/", "conformance/")),
+    ("kernels/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "conformance/")),
+]
+DEVICE_HEADERS = re.compile(r"#\s*(?:include|import)\s*[<\"](?:cuda|cublas|nccl|Metal/|Foundation/)")
+
+
+def check_layers(file, lines):
+    name = file.as_posix()
+    for number, line in enumerate(lines, 1):
+        if name.startswith("include/") and DEVICE_HEADERS.match(line):
+            report(file, number, "a public header reaches a driver's header")
+        included = re.match(r"\s*#\s*include\s*\"([^\"]+)\"", line)
+        for folder, above in UPWARDS if included else []:
+            if name.startswith(folder) and included[1].startswith(above):
+                report(file, number, f"{folder} may not include {included[1]}, which is above or beside it")
+
+
+def check_todo(file, lines):
+    for number, line in enumerate(lines, 1):
+        if re.search(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\))", line) and file.name != Path(__file__).name:
+            report(file, number, "a TODO names its issue: TODO(#12)")
+
+
+def check_headers(files):
+    lists = "".join((ROOT / file).read_text() for file in files if file.name == "CMakeLists.txt")
+    owned = set(re.findall(r"\bmetrale/[\w/]+\.h\b", lists))
+    for file in files:
+        if file.parts[0] == "include" and file.suffix == ".h" and file.relative_to("include").as_posix() not in owned:
+            report(file, 1, "no library lists this header under HEADERS, so it is neither installed nor compiled alone")
+
+
+def main():
+    files = project_files()
+    long_files = []
+    for file in files:
+        data = file.as_posix().startswith("tests/data/") and file.suffix != ".md"
+        if file.suffix not in TEXT or data or file.name == "LICENSE":
+            continue
+        try:
+            lines = (ROOT / file).read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        check_licence(file, lines)
+        check_paths(file, lines)
+        check_todo(file, lines)
+        if file.suffix == ".md":
+            check_links(file, lines)
+        if file.suffix in SOURCES:
+            check_layers(file, lines)
+            if len(lines) > REPORT_LINES:
+                long_files.append((len(lines), file))
+    check_headers(files)
+    for count, file in sorted(long_files, reverse=True):
+        print(f"{file}: {count} lines; is there a noun to split by?")
+        if count > MAX_LINES:
+            report(file, MAX_LINES, f"longer than {MAX_LINES} lines")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
