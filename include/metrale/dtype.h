@@ -10,12 +10,33 @@
 
 namespace metrale {
 
-enum class DType : std::uint8_t { f32, f16, bf16, f8_e4m3, f8_e5m2, i8, u8, i16, i32, i64, u16, u32, u64, f64, boolean, q4_0, q4_1, q8_0, q4_k, q6_k };
+enum class DType : std::uint8_t {
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  i8,
+  u8,
+  i16,
+  i32,
+  i64,
+  u16,
+  u32,
+  u64,
+  f64,
+  boolean,
+  q4_0,
+  q4_1,
+  q8_0,
+  q4_k,
+  q6_k
+};
 
 /// How a type is stored: `block_elements` consecutive elements of a row take `block_bytes`.
 struct DTypeFacts {
-  std::string_view name;          ///< As written in messages, e.g. "bf16", "q4_1".
-  std::uint32_t block_elements;   ///< 1 for dense types.
+  std::string_view name;         ///< As written in messages, e.g. "bf16", "q4_1".
+  std::uint32_t block_elements;  ///< 1 for dense types.
   std::uint32_t block_bytes;
 };
 

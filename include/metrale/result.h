@@ -104,12 +104,12 @@ T take(Result<T>&& result) {
 
 /// Evaluates a Result expression; on failure returns its Error from the enclosing function, otherwise yields the value.
 /// The one macro in metrale that returns: `DevicePtr p = METRALE_TRY(backend.alloc(bytes));`
-#define METRALE_TRY(...)                                                             \
-  __extension__({                                                                    \
-    auto metrale_try_result = (__VA_ARGS__);                                         \
-    if (!metrale_try_result) [[unlikely]]                                            \
-      return ::metrale::Error(std::move(metrale_try_result).error());                \
-    ::metrale::detail::take(std::move(metrale_try_result));                          \
+#define METRALE_TRY(...)                                              \
+  __extension__({                                                     \
+    auto metrale_try_result = (__VA_ARGS__);                          \
+    if (!metrale_try_result) [[unlikely]]                             \
+      return ::metrale::Error(std::move(metrale_try_result).error()); \
+    ::metrale::detail::take(std::move(metrale_try_result));           \
   })
 
 }  // namespace metrale
