@@ -68,12 +68,12 @@ struct Matrix {
 struct LinearParams {
   std::uint32_t m = 0;
   std::uint32_t k = 0;
-  std::uint32_t ld_x = 0;                      ///< Floats between rows of x; unused when prepared.
-  std::uint32_t prepared = 0;                  ///< 1: x is what `prepare` wrote.
-  std::uint32_t precision = 0;                 ///< A Precision; the same in prepare and its consumers.
-  std::uint32_t norm_dtype = 0;                ///< f32 or bf16 (a DType), when norm is given.
-  float norm_eps = 0;                          ///< norm(x) = x / sqrt(mean(x²) + norm_eps) * (norm_add + norm).
-  float norm_add = 0;                          ///< 0, or 1 for models whose norm weights are stored around zero.
+  std::uint32_t ld_x = 0;        ///< Floats between rows of x; unused when prepared.
+  std::uint32_t prepared = 0;    ///< 1: x is what `prepare` wrote.
+  std::uint32_t precision = 0;   ///< A Precision; the same in prepare and its consumers.
+  std::uint32_t norm_dtype = 0;  ///< f32 or bf16 (a DType), when norm is given.
+  float norm_eps = 0;            ///< norm(x) = x / sqrt(mean(x²) + norm_eps) * (norm_add + norm).
+  float norm_add = 0;            ///< 0, or 1 for models whose norm weights are stored around zero.
   Matrix w[kMaxMatrices];
 };
 static_assert(sizeof(LinearParams) == 96);
@@ -85,7 +85,7 @@ struct RepackParams {
 };
 
 struct GatherParams {
-  std::uint32_t m = 0;       ///< Number of ids (int32, each in [0, n); others fault).
+  std::uint32_t m = 0;  ///< Number of ids (int32, each in [0, n); others fault).
   std::uint32_t n = 0;
   std::uint32_t k = 0;
   std::uint32_t dtype = 0;
@@ -96,8 +96,14 @@ struct GatherParams {
 /// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
 constexpr bool supports(DType type) noexcept {
   switch (type) {
-    case DType::f32: case DType::f16: case DType::bf16:
-    case DType::q4_0: case DType::q4_1: case DType::q8_0: case DType::q4_k: case DType::q6_k: return true;
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+    case DType::q4_0:
+    case DType::q4_1:
+    case DType::q8_0:
+    case DType::q4_k:
+    case DType::q6_k: return true;
     default: return false;
   }
 }
@@ -115,32 +121,59 @@ struct Plan {
   std::uint32_t shared_bytes = 0;
 };
 
+/// Bytes of `k` elements of a supported type.
+constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
+  switch (type) {
+    case DType::f32: return 4 * k;
+    case DType::q4_0: return k / 32 * 18;
+    case DType::q4_1: return k / 32 * 20;
+    case DType::q8_0: return k / 32 * 34;
+    case DType::q4_k: return k / 256 * 144;
+    case DType::q6_k: return k / 256 * 210;
+    default: return 2 * k;
+  }
+}
+
+/// Whether `repack` takes a matrix of this shape: whole blocks of k (32 for dense types). Others stay as rows, `packed = 0`.
+constexpr bool can_repack(DType type, std::uint64_t k) noexcept {
+  return supports(type) && k % (type == DType::q4_k || type == DType::q6_k ? 256 : 32) == 0;
+}
+
 /// Bytes that `prepare` writes, for any instruction set. Align the buffer to 64.
 constexpr std::uint64_t prepared_bytes(std::uint64_t m, std::uint64_t k) noexcept {
   return round_up(m, 32) * (round_up(k, 64) * 6 + 64);
 }
 constexpr Plan plan_prepare(std::uint32_t m, std::uint32_t k) noexcept {
-  return {"prepare", {static_cast<std::uint32_t>(div_ceil(m, 32)), 1, 1}, static_cast<std::uint32_t>(round_up(k, 64) * 4 + 64)};
+  return {"prepare", {static_cast<std::uint32_t>(div_ceil(m, 16)), 1, 1}, static_cast<std::uint32_t>(round_up(k, 64) * 4 + 64)};
 }
-/// Groups are permuted in place, one per block.
+/// Groups are permuted in place, one per block; each block holds a copy of one group.
 constexpr Plan plan_repack(DType type, std::uint32_t n, std::uint32_t k) noexcept {
-  std::uint32_t row_bytes = 4 * k;  // bound for every supported type
-  (void)type;
-  return {"repack", {static_cast<std::uint32_t>(div_ceil(n, kGroupRows)), 1, 1}, kGroupRows * row_bytes};
+  const auto groups = static_cast<std::uint32_t>(n < kGroupRows ? 1 : n / kGroupRows);
+  return {"repack", {groups, 1, 1}, static_cast<std::uint32_t>(kGroupRows * row_bytes(type, k) + 64)};
 }
-constexpr Plan plan_gather(std::uint32_t m) noexcept { return {"gather", {m, 1, 1}, 0}; }
+/// One row per block.
+constexpr Plan plan_gather(std::uint32_t m) noexcept { return {"gather", {m, 1, 1}, 64}; }
 
-/// The launch for linear, linear4 or swiglu. `columns`: output columns in all, gate and up counted once each. `threads`: workers that
-/// share a grid (the backend's sm_count).
-constexpr Plan plan_linear(std::string_view function, std::uint32_t m, std::uint64_t columns, std::uint32_t k, std::uint32_t threads) noexcept {
-  const std::uint64_t groups = div_ceil(columns, kGroupRows);
-  std::uint64_t blocks = m <= kFusedRows ? std::uint64_t{threads} * 4 : div_ceil(groups, 2);
-  if (blocks > groups) blocks = groups;
-  if (blocks == 0) blocks = 1;
-  const std::uint64_t panel_k = k < 2048 ? round_up(k, 64) : 2048;  // prefill: 32 columns of W, as f32 at most, one slice of k at a time
-  const std::uint64_t fused = std::uint64_t{kFusedRows} * (round_up(k, 64) * 4 + 64);
-  const std::uint64_t panel = 32 * panel_k * 4 + 32 * 1024;
-  return {function, {static_cast<std::uint32_t>(blocks), 1, 1}, static_cast<std::uint32_t>((m <= kFusedRows ? fused : panel) + 64)};
+/// The launch of linear, linear4 or swiglu for `p`. `threads`: workers that share a grid (the backend's sm_count).
+constexpr Plan plan_linear(std::string_view function, const LinearParams& p, std::uint32_t threads) noexcept {
+  const bool several = function == "linear4";
+  std::uint64_t groups = 0, staged = 0;
+  for (std::uint32_t i = 0; i < kMaxMatrices; ++i) {
+    const Matrix& w = p.w[i];
+    if (w.n == 0 || (i > 0 && function == "linear")) continue;
+    if (several || i == 0) groups += div_ceil(w.n, kGroupRows);
+    if (!w.packed || w.n % kGroupRows != 0) {  // rows are packed on the fly
+      const std::uint64_t bytes = kGroupRows * row_bytes(static_cast<DType>(w.dtype), round_up(p.k, 32)) + 64;
+      staged = bytes > staged ? bytes : staged;
+    }
+  }
+  std::uint64_t blocks = p.m <= kFusedRows ? std::uint64_t{threads} * 4 : div_ceil(groups, 2);
+  blocks = blocks > groups ? groups : blocks;
+  const std::uint64_t fused = p.prepared ? 0 : std::uint64_t{p.m} * (round_up(p.k, 64) * 4 + 64);
+  const std::uint64_t panel = 128 * 1024;  // a slice of W as f32 or bf16, and output tiles
+  return {function,
+          {static_cast<std::uint32_t>(blocks == 0 ? 1 : blocks), 1, 1},
+          static_cast<std::uint32_t>(fused + panel + 2 * staged + 128)};
 }
 
 }  // namespace metrale::host::matmul
