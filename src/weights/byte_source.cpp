@@ -34,7 +34,7 @@ Result<> ByteSource::read(std::uint64_t offset, std::span<std::byte> dst) const 
 Result<std::unique_ptr<FileSource>> FileSource::open(const std::filesystem::path& path) {
   return weights::guarded(path.native(), [&]() -> Result<std::unique_ptr<FileSource>> {
     // A named pipe would block in open, and a device may act on it: look first, and once more at what was opened.
-    struct stat status {};
+    struct stat status{};
     if (::stat(path.c_str(), &status) != 0) {
       const int number = errno;
       if (number == ENOENT || number == ENOTDIR) return Error(Errc::not_found, fmt::format("{}: no such file", path.native()));
@@ -67,7 +67,8 @@ Result<> FileSource::do_read(std::uint64_t offset, std::span<std::byte> dst) con
       return system_error(Errc::io, fmt::format("{}: read at offset {}", label(), offset), errno);
     }
     if (got == 0) {
-      return Error(Errc::io, fmt::format("{}: ends at offset {}, it had {} bytes when it was opened", label(), offset, size_bytes()));
+      return Error(Errc::io,
+                   fmt::format("{}: ends at offset {}, it had {} bytes when it was opened", label(), offset, size_bytes()));
     }
     dst = dst.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);

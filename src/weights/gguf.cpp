@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 
+#include "metrale/types.h"
 #include "weights/ggml_type.h"
 #include "weights/header_reader.h"
 #include "weights/tensor_table.h"
@@ -19,17 +20,17 @@ namespace {
 
 using weights::GgmlType;
 using weights::HeaderReader;
-using weights::quoted;
+using weights::quote;
 
 constexpr std::array<char, 4> kMagic{'G', 'G', 'U', 'F'};
 constexpr std::uint64_t kMaxNameBytes = 65535;
 constexpr std::uint32_t kMaxDims = 4;
-constexpr std::uint64_t kLeastKeyBytes = 8 + 4 + 1;             // length, type, a one-byte value
-constexpr std::uint64_t kLeastTensorBytes = 8 + 4 + 4 + 8;      // length, dimension count, type, offset
+constexpr std::uint64_t kLeastKeyBytes = 8 + 4 + 1;         // length, type, a one-byte value
+constexpr std::uint64_t kLeastTensorBytes = 8 + 4 + 4 + 8;  // length, dimension count, type, offset
 // More keys or tensors than any model has; each costs several times its bytes in the file.
 constexpr std::uint64_t kMaxKeys = std::uint64_t{1} << 16;
 constexpr std::uint64_t kMaxTensors = std::uint64_t{1} << 20;
-constexpr std::uint64_t kMaxEndOffset = std::uint64_t{1} << 62; // keeps sums of offsets and sizes from wrapping
+constexpr std::uint64_t kMaxEndOffset = std::uint64_t{1} << 62;  // keeps sums of offsets and sizes from wrapping
 
 // Value types in the order of the format's numbers.
 enum class ValueType : std::uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
@@ -113,7 +114,7 @@ Result<GgufValue> read_value(HeaderReader& reader) {
 Result<std::string> read_name(HeaderReader& reader) {
   std::string name = METRALE_TRY(reader.string(kMaxNameBytes));
   if (name.empty()) return reader.fail(Errc::bad_format, "an empty name");
-  if (!weights::valid_utf8(name)) return reader.fail(Errc::bad_format, fmt::format("the name {} is not UTF-8", quoted(name)));
+  if (!weights::valid_utf8(name)) return reader.fail(Errc::bad_format, fmt::format("the name {} is not UTF-8", quote(name)));
   return name;
 }
 
@@ -172,8 +173,8 @@ Result<TensorInfo> read_tensor(HeaderReader& reader, std::uint64_t index, std::u
   tensor.type_name = ggml->name;
   tensor.dtype = ggml->dtype;
   if (tensor.num_cols() % ggml->block_elements != 0) {
-    return reader.fail(Errc::bad_format, fmt::format("rows of {} elements are no whole number of {} blocks of {}", tensor.num_cols(),
-                                                     ggml->name, ggml->block_elements));
+    return reader.fail(Errc::bad_format, fmt::format("rows of {} elements are no whole number of {} blocks of {}",
+                                                     tensor.num_cols(), ggml->name, ggml->block_elements));
   }
   const std::uint64_t blocks = *elements / ggml->block_elements;
   if (blocks > kMaxEndOffset / ggml->block_bytes) {
@@ -191,7 +192,7 @@ Result<> place_tensors(std::vector<TensorInfo>& tensors, std::uint64_t data_offs
     TensorInfo& tensor = tensors[i];
     if (tensor.offset > data_bytes || tensor.size_bytes > data_bytes - tensor.offset) {
       return Error(Errc::bad_format, fmt::format("{}: tensor {} needs {} bytes at data offset {}, the file holds {} bytes of data",
-                                                 source.label(), quoted(tensor.name), tensor.size_bytes, tensor.offset, data_bytes));
+                                                 source.label(), quote(tensor.name), tensor.size_bytes, tensor.offset, data_bytes));
     }
     // The size of a type nobody here knows is whatever lies before the next tensor.
     if (tensor.size_bytes == 0) {
@@ -209,7 +210,8 @@ Result<std::uint32_t> read_version(HeaderReader& reader) {
   if (magic != kMagic) return reader.fail(Errc::bad_format, "no GGUF file: it does not start with the letters GGUF");
   const auto version = METRALE_TRY(reader.value<std::uint32_t>());
   if (version == 2 || version == 3) return version;
-  if (version == 0x02000000 || version == 0x03000000) return reader.fail(Errc::unsupported, "big-endian; convert it to little-endian");
+  if (version == 0x02000000 || version == 0x03000000)
+    return reader.fail(Errc::unsupported, "big-endian; convert it to little-endian");
   return reader.fail(Errc::unsupported, fmt::format("GGUF version {}; 2 and 3 are read", version));
 }
 

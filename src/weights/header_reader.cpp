@@ -18,7 +18,7 @@ HeaderReader::HeaderReader(const ByteSource& source, std::uint64_t limit)
 Error HeaderReader::fail(Errc code, std::string_view problem) const {
   std::string where = fmt::format("{}: {}", source_.label(), context_.part);
   if (context_.count != 0) where += fmt::format(" {} of {}", context_.index + 1, context_.count);
-  if (!context_.name.empty()) where += " " + quoted(context_.name);
+  if (!context_.name.empty()) where.append(" ").append(quote(context_.name));
   return Error(code, fmt::format("{}: {}", where, problem));
 }
 
@@ -52,8 +52,8 @@ Result<> HeaderReader::bytes(std::span<std::byte> dst) {
 Result<std::string> HeaderReader::string(std::uint64_t limit) {
   const std::uint64_t length = METRALE_TRY(value<std::uint64_t>());
   if (length > remaining()) {
-    return fail(Errc::bad_format, fmt::format("a string of {} bytes at offset {} leaves the {} bytes that remain", length, position(),
-                                              remaining()));
+    return fail(Errc::bad_format,
+                fmt::format("a string of {} bytes at offset {} leaves the {} bytes that remain", length, position(), remaining()));
   }
   if (length > limit) return fail(Errc::bad_format, fmt::format("a name of {} bytes; the limit is {}", length, limit));
   std::string text(static_cast<std::size_t>(length), '\0');

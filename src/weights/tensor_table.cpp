@@ -42,8 +42,9 @@ std::uint64_t TensorInfo::num_rows() const noexcept {
 
 Result<TensorTable> TensorTable::create(std::vector<TensorInfo> tensors, std::string_view label) {
   TensorTable table;
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const TensorInfo& a, const TensorInfo& b) { return std::tie(a.file, a.offset) < std::tie(b.file, b.offset); });
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+  });
   table.by_name_.resize(tensors.size());
   std::iota(table.by_name_.begin(), table.by_name_.end(), std::uint32_t{0});
   std::sort(table.by_name_.begin(), table.by_name_.end(),
@@ -51,7 +52,7 @@ Result<TensorTable> TensorTable::create(std::vector<TensorInfo> tensors, std::st
   const auto twice = std::adjacent_find(table.by_name_.begin(), table.by_name_.end(),
                                         [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name == tensors[b].name; });
   if (twice != table.by_name_.end()) {
-    return Error(Errc::bad_format, fmt::format("{}: tensor {} occurs twice", label, weights::quoted(tensors[*twice].name)));
+    return Error(Errc::bad_format, fmt::format("{}: tensor {} occurs twice", label, weights::quote(tensors[*twice].name)));
   }
   table.tensors_ = std::move(tensors);
   return table;
@@ -101,8 +102,8 @@ Result<> check_no_overlap(std::span<const TensorInfo> tensors, std::string_view 
   for (const TensorInfo& tensor : tensors) {
     if (tensor.size_bytes == 0) continue;
     if (last != nullptr && tensor.offset < last->offset + last->size_bytes) {
-      return Error(Errc::bad_format, fmt::format("{}: tensors {} and {} overlap at offset {}", label, quoted(last->name),
-                                                 quoted(tensor.name), tensor.offset));
+      return Error(Errc::bad_format, fmt::format("{}: tensors {} and {} overlap at offset {}", label, quote(last->name),
+                                                 quote(tensor.name), tensor.offset));
     }
     last = &tensor;
   }
@@ -115,7 +116,8 @@ std::vector<std::string> nearest_names(std::string_view name, std::span<const st
   const std::string_view wanted = name.substr(0, kCompared);
   std::vector<std::pair<std::size_t, std::string_view>> ranked;
   ranked.reserve(names.size());
-  for (const std::string_view candidate : names) ranked.emplace_back(edit_distance(wanted, candidate.substr(0, kCompared)), candidate);
+  for (const std::string_view candidate : names)
+    ranked.emplace_back(edit_distance(wanted, candidate.substr(0, kCompared)), candidate);
   const std::size_t kept = std::min(limit, ranked.size());
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(kept), ranked.end());
   std::vector<std::string> out;

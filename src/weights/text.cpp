@@ -38,7 +38,7 @@ bool valid_utf8(std::string_view text) noexcept {
   return true;
 }
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   constexpr std::size_t kLimit = 100;
   std::string out = "\"";
   std::size_t used = 0;
@@ -50,7 +50,8 @@ std::string quoted(std::string_view text) {
       break;
     }
     // C1 control characters are two bytes, C2 80 to C2 9F.
-    const bool control = first < 0x20 || first == 0x7F || (first == 0xC2 && length == 2 && static_cast<std::uint8_t>(text[1]) < 0xA0);
+    const bool control =
+        first < 0x20 || first == 0x7F || (first == 0xC2 && length == 2 && static_cast<std::uint8_t>(text[1]) < 0xA0);
     if (length == 0 || control) {
       out += fmt::format("\\x{:02x}", first);
       text.remove_prefix(1);

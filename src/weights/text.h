@@ -17,7 +17,7 @@ bool valid_utf8(std::string_view text) noexcept;
 
 /// `text` in double quotes, fit for one line of a message: control characters and bytes that are no UTF-8 become \xNN, and what is
 /// longer than 100 bytes is cut with "…".
-std::string quoted(std::string_view text);
+std::string quote(std::string_view text);
 
 /// Calls `fn`, whose Result it returns, and turns what the standard library throws into an Error that names `label`.
 template <class Fn>
