@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "metrale/observer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace metrale {
+
+static_assert(std::is_trivially_copyable_v<OpRecord>, "the flight recorder copies records as words");
+
+std::string OpRecord::to_string() const {
+  std::string text = fmt::format("{:>14} ns  {}", time_ns, metrale::to_string(op));
+  if (stream) text += fmt::format(" stream {:#x}", stream.value);
+  if (kernel) {
+    text += fmt::format(" kernel {:#x} grid {}x{}x{} block {}x{}x{} shared {} args {}", kernel.value, grid.x, grid.y, grid.z,
+                        block.x, block.y, block.z, shared_bytes, num_args);
+  }
+  if (dst != 0) text += fmt::format(" dst {:#x}", dst);
+  if (src != 0) text += fmt::format(" src {:#x}", src);
+  if (bytes != 0) text += fmt::format(" bytes {}", bytes);
+  if (outcome != 0) text += fmt::format(" -> {}", metrale::to_string(static_cast<Errc>(outcome)));
+  text += fmt::format(" ({}:{})", site.file_name(), site.line());
+  return text;
+}
+
+// A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read with
+// acquire: a reader that met one word of a later record therefore also sees that record's odd sequence, and drops what it read.
+void FlightRecorder::on_op(const OpRecord& record) noexcept {
+  const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+  Slot& slot = slots_[index % kCapacity];
+  // A writer still busy here, or a later one that was faster, keeps the slot: this record is left out rather than waited for.
+  std::uint64_t seen = slot.sequence.load(std::memory_order_relaxed);
+  if (seen % 2 == 1 || seen > 2 * index) return;
+  if (!slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+  std::array<std::uint64_t, kWords> words{};
+  std::memcpy(words.data(), &record, sizeof(record));
+  for (std::size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
+  slot.sequence.store(2 * index + 2, std::memory_order_release);
+}
+
+std::vector<OpRecord> FlightRecorder::snapshot() const {
+  const std::uint64_t end = next_.load(std::memory_order_relaxed);
+  const std::uint64_t begin = end > kCapacity ? end - kCapacity : 0;
+  std::vector<OpRecord> records;
+  records.reserve(end - begin);
+  for (std::uint64_t index = begin; index < end; ++index) {
+    const Slot& slot = slots_[index % kCapacity];
+    if (slot.sequence.load(std::memory_order_acquire) != 2 * index + 2) continue;
+    std::array<std::uint64_t, kWords> words;
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
+    if (slot.sequence.load(std::memory_order_relaxed) != 2 * index + 2) continue;
+    OpRecord record;
+    std::memcpy(static_cast<void*>(&record), words.data(), sizeof(record));
+    records.push_back(record);
+  }
+  return records;
+}
+
+std::string FlightRecorder::to_string() const {
+  std::string text;
+  for (const OpRecord& record : snapshot()) text += record.to_string() + '\n';
+  return text;
+}
+
+}  // namespace metrale

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "metrale/observer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace metrale {
+namespace {
+
+OpRecord record(std::uint64_t n) {
+  OpRecord r;
+  r.op = Op::copy_d2d_async;
+  r.stream = {n};
+  r.dst = n;
+  r.src = n;
+  r.bytes = n;
+  r.time_ns = n;
+  return r;
+}
+
+TEST(OpRecordTest, TextNamesKernelGeometryOutcomeAndSite) {
+  OpRecord r;
+  r.op = Op::launch;
+  r.outcome = static_cast<std::uint8_t>(Errc::invalid_argument);
+  r.num_args = 8;
+  r.stream = {0x11};
+  r.kernel = {0x22};
+  r.grid = {4, 2, 1};
+  r.block = {128, 1, 1};
+  r.shared_bytes = 512;
+  r.time_ns = 77;
+  r.site = std::source_location::current();
+  const std::string text = r.to_string();
+  for (const char* part : {"77 ns", "launch", "stream 0x11", "kernel 0x22", "grid 4x2x1", "block 128x1x1", "shared 512", "args 8",
+                           "-> invalid_argument", "observer_test.cpp:"}) {
+    EXPECT_THAT(text, testing::HasSubstr(part));
+  }
+}
+
+TEST(OpRecordTest, TextLeavesOutWhatDoesNotApply) {
+  OpRecord r;
+  r.op = Op::trim;
+  EXPECT_THAT(r.to_string(),
+              testing::Not(testing::AnyOf(testing::HasSubstr("kernel"), testing::HasSubstr("dst"), testing::HasSubstr("->"))));
+}
+
+TEST(FlightRecorderTest, KeepsTheLastRecordsOldestFirst) {
+  FlightRecorder recorder;
+  EXPECT_TRUE(recorder.snapshot().empty());
+  for (std::uint64_t i = 1; i <= 3; ++i) recorder.on_op(record(i));
+  ASSERT_EQ(recorder.snapshot().size(), 3u);
+  EXPECT_EQ(recorder.snapshot().front().bytes, 1u);
+
+  for (std::uint64_t i = 4; i <= FlightRecorder::kCapacity + 10; ++i) recorder.on_op(record(i));
+  const std::vector<OpRecord> kept = recorder.snapshot();
+  ASSERT_EQ(kept.size(), FlightRecorder::kCapacity);
+  EXPECT_EQ(kept.front().bytes, 11u);
+  EXPECT_EQ(kept.back().bytes, FlightRecorder::kCapacity + 10);
+  EXPECT_EQ(recorder.num_seen(), FlightRecorder::kCapacity + 10);
+  const std::string text = recorder.to_string();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<std::ptrdiff_t>(FlightRecorder::kCapacity));
+}
+
+TEST(FlightRecorderTest, NoRecordIsTornWhileFourThreadsWrite) {
+  FlightRecorder recorder;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> writers;
+  for (std::uint64_t t = 1; t <= 4; ++t) {
+    writers.emplace_back([&, t] {
+      for (std::uint64_t i = 0; !stop.load(std::memory_order_relaxed); ++i) recorder.on_op(record(t + 4 * i));
+    });
+  }
+  std::uint64_t num_read = 0;
+  while (num_read < 20'000) {
+    for (const OpRecord& r : recorder.snapshot()) {
+      ASSERT_TRUE(r.stream.value == r.dst && r.dst == r.src && r.src == r.bytes && r.bytes == r.time_ns);
+      ++num_read;
+    }
+  }
+  stop = true;
+  for (std::thread& w : writers) w.join();
+}
+
+}  // namespace
+}  // namespace metrale
