@@ -3,6 +3,7 @@
 """Checks of text that no compiler makes. Each prints `file:line: what is wrong`; the exit status says whether any did.
 
 licence     every source and script names its licence in its first two lines
+examples    C++ in README.md is, word for word, part of a file in examples/, which the tests build and run
 links       relative links in Markdown lead to files that exist, and to headings that exist
 paths       no file names a path of one machine or an address outside the list below
 layers      nothing includes upwards (docs/design.md has the layers)
@@ -70,6 +71,17 @@ def check_links(file, lines):
                 report(file, number, f"link to {target}: no such heading")
 
 
+def check_examples(file, lines, files):
+    if file.name != "README.md" or len(file.parts) != 1:
+        return
+    programs = [" ".join((ROOT / f).read_text().split()) for f in files if f.parts[0] == "examples" and f.suffix == ".cpp"]
+    text = "\n".join(lines)
+    for block in re.finditer(r"^```cpp\n(.*?)^```", text, re.M | re.S):
+        wanted = " ".join(block[1].split())
+        if not any(wanted in program for program in programs):
+            report(file, text[: block.start()].count("\n") + 1, "this example is in no file under examples/")
+
+
 def check_paths(file, lines):
     for number, line in enumerate(lines, 1):
         for folder in re.findall(rf"(?:^|[\s\"'=(`])/({MACHINE_FOLDERS})/[\w.]", line):
@@ -133,6 +145,7 @@ def main():
         check_todo(file, lines)
         if file.suffix == ".md":
             check_links(file, lines)
+            check_examples(file, lines, files)
         if file.suffix in SOURCES:
             check_layers(file, lines)
             if len(lines) > REPORT_LINES:
