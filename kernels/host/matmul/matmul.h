@@ -21,6 +21,9 @@
 // Calling order: at load, `repack` each W once (never twice). Then for m <= kFusedRows call linear/linear4/swiglu on f32 x directly;
 // norm and quantisation happen inside. For more rows call `prepare` first (it applies the norm) and pass its output as x with
 // `prepared = 1` and norm null; that output may feed several launches whose `activation_class` is the same.
+//
+// The functions below are `static`: the header is also compiled with the flags of instruction sets that the machine may lack, and a
+// shared inline function could be linked from there.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +97,7 @@ struct GatherParams {
 };
 
 /// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
-constexpr bool supports(DType type) noexcept {
+static constexpr bool supports(DType type) noexcept {
   switch (type) {
     case DType::f32:
     case DType::f16:
@@ -110,7 +113,7 @@ constexpr bool supports(DType type) noexcept {
 
 /// Weights whose prepared activations are interchangeable.
 enum class ActivationClass : std::uint8_t { f32, bf16, quantised };
-constexpr ActivationClass activation_class(DType weights, Precision precision) noexcept {
+static constexpr ActivationClass activation_class(DType weights, Precision precision) noexcept {
   if (precision == Precision::exact || weights == DType::f32 || weights == DType::f16) return ActivationClass::f32;
   return weights == DType::bf16 ? ActivationClass::bf16 : ActivationClass::quantised;
 }
@@ -122,7 +125,7 @@ struct Plan {
 };
 
 /// Bytes of `k` elements of a supported type.
-constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
+static constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
   switch (type) {
     case DType::f32: return 4 * k;
     case DType::q4_0: return k / 32 * 18;
@@ -135,27 +138,27 @@ constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
 }
 
 /// Whether `repack` takes a matrix of this shape: whole blocks of k (32 for dense types). Others stay as rows, `packed = 0`.
-constexpr bool can_repack(DType type, std::uint64_t k) noexcept {
+static constexpr bool can_repack(DType type, std::uint64_t k) noexcept {
   return supports(type) && k % (type == DType::q4_k || type == DType::q6_k ? 256 : 32) == 0;
 }
 
 /// Bytes that `prepare` writes, for any instruction set. Align the buffer to 64.
-constexpr std::uint64_t prepared_bytes(std::uint64_t m, std::uint64_t k) noexcept {
+static constexpr std::uint64_t prepared_bytes(std::uint64_t m, std::uint64_t k) noexcept {
   return round_up(m, 32) * (round_up(k, 64) * 6 + 64);
 }
-constexpr Plan plan_prepare(std::uint32_t m, std::uint32_t k) noexcept {
+static constexpr Plan plan_prepare(std::uint32_t m, std::uint32_t k) noexcept {
   return {"prepare", {static_cast<std::uint32_t>(div_ceil(m, 16)), 1, 1}, static_cast<std::uint32_t>(round_up(k, 64) * 4 + 64)};
 }
 /// Groups are permuted in place, one per block; each block holds a copy of one group.
-constexpr Plan plan_repack(DType type, std::uint32_t n, std::uint32_t k) noexcept {
+static constexpr Plan plan_repack(DType type, std::uint32_t n, std::uint32_t k) noexcept {
   const auto groups = static_cast<std::uint32_t>(n < kGroupRows ? 1 : n / kGroupRows);
   return {"repack", {groups, 1, 1}, static_cast<std::uint32_t>(kGroupRows * row_bytes(type, k) + 64)};
 }
 /// One row per block.
-constexpr Plan plan_gather(std::uint32_t m) noexcept { return {"gather", {m, 1, 1}, 64}; }
+static constexpr Plan plan_gather(std::uint32_t m) noexcept { return {"gather", {m, 1, 1}, 64}; }
 
 /// The launch of linear, linear4 or swiglu for `p`. `threads`: workers that share a grid (the backend's sm_count).
-constexpr Plan plan_linear(std::string_view function, const LinearParams& p, std::uint32_t threads) noexcept {
+static constexpr Plan plan_linear(std::string_view function, const LinearParams& p, std::uint32_t threads) noexcept {
   const bool several = function == "linear4";
   std::uint64_t groups = 0, staged = 0;
   for (std::uint32_t i = 0; i < kMaxMatrices; ++i) {
@@ -169,11 +172,12 @@ constexpr Plan plan_linear(std::string_view function, const LinearParams& p, std
   }
   std::uint64_t blocks = p.m <= kFusedRows ? std::uint64_t{threads} * 4 : div_ceil(groups, 2);
   blocks = blocks > groups ? groups : blocks;
-  const std::uint64_t fused = p.prepared ? 0 : std::uint64_t{p.m} * (round_up(p.k, 64) * 4 + 64);
-  const std::uint64_t panel = 128 * 1024;  // a slice of W as f32 or bf16, and output tiles
+  const std::uint64_t fused = p.prepared ? 0 : (std::uint64_t{p.m} + 1) * (round_up(p.k, 64) * 4 + 64);
+  const std::uint64_t panel = 128 * 1024;  // a slice of W as bf16, and output tiles
+  const std::uint64_t exact = p.precision == static_cast<std::uint32_t>(Precision::exact) ? 2 * 68 * std::uint64_t{p.k} : 0;  // W as f32
   return {function,
           {static_cast<std::uint32_t>(blocks == 0 ? 1 : blocks), 1, 1},
-          static_cast<std::uint32_t>(fused + panel + 2 * staged + 128)};
+          static_cast<std::uint32_t>(fused + panel + 2 * staged + exact + 128)};
 }
 
 }  // namespace metrale::host::matmul

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#define METRALE_ISA isa_avx512
+// clang-format off
+#include "simd.h"
+#include "linear_impl.h"
+// clang-format on
+
+namespace metrale::host::matmul {
+
+const Ops kOpsAvx512 = {METRALE_ISA::prepare_as_rows, METRALE_ISA::linear_on_rows};
+
+}  // namespace metrale::host::matmul
