@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All of metrale at once, for programs that use it. Nothing inside the project includes this file.
+#pragma once
+
+#include "metrale/alloc_ledger.h"
+#include "metrale/arena.h"
+#include "metrale/backend.h"
+#include "metrale/backend_hooks.h"
+#include "metrale/capabilities.h"
+#include "metrale/device_buffer.h"
+#include "metrale/dtype.h"
+#include "metrale/event.h"
+#include "metrale/gguf.h"
+#include "metrale/graph.h"
+#include "metrale/kernel_args.h"
+#include "metrale/kernel_registry.h"
+#include "metrale/kv_cache.h"
+#include "metrale/launch.h"
+#include "metrale/log.h"
+#include "metrale/model_resource.h"
+#include "metrale/observer.h"
+#include "metrale/op.h"
+#include "metrale/op_cache.h"
+#include "metrale/pinned_buffer.h"
+#include "metrale/result.h"
+#include "metrale/safetensors.h"
+#include "metrale/span_timer.h"
+#include "metrale/stream.h"
+#include "metrale/switches.h"
+#include "metrale/teardown.h"
+#include "metrale/tensor_info.h"
+#include "metrale/types.h"
