@@ -34,8 +34,8 @@ inline constexpr std::size_t kTile = 1024;
 /// Adds rows × columns products over `steps` tiles of 32 elements to the sums at `c` (4 tiles of [16][16] f32). `a0`, `a1`: the two
 /// row tiles' activations, `parts` tiles a step. `b0`, `b1`: the two column tiles' weights, `b_step` bytes from one step to the next.
 template <int row_tiles, int column_tiles>
-static void multiply(const std::byte* a0, const std::byte* a1, int parts, const std::byte* b0, const std::byte* b1, std::size_t b_step,
-                     std::uint32_t steps, std::byte* c, bool fresh) {
+static void multiply(const std::byte* a0, const std::byte* a1, int parts, const std::byte* b0, const std::byte* b1,
+                     std::size_t b_step, std::uint32_t steps, std::byte* c, bool fresh) {
   if (fresh) {
     METRALE_TILE_ZERO(0);
     METRALE_TILE_ZERO(1);
@@ -90,7 +90,8 @@ METRALE_INLINE void emit_line(Line bytes, V16f scale, V16f add, std::byte* out) 
 
 /// Elements [first, first + count) of a packed quantised group as tiles, 1 KiB for every 32 elements, `step` bytes apart. `first` and
 /// `count` are whole blocks of the type.
-static void dequantise_group(DType type, const std::byte* w, std::uint32_t k, std::uint32_t first, std::uint32_t count, std::byte* out, std::size_t step) {
+static void dequantise_group(DType type, const std::byte* w, std::uint32_t k, std::uint32_t first, std::uint32_t count,
+                             std::byte* out, std::size_t step) {
   const std::uint32_t blocks = k / 32;
   for (std::uint32_t b = first / 32; b < (first + count) / 32;) {
     if (type == DType::q4_1 || type == DType::q4_0) {
@@ -172,9 +173,12 @@ static void prepare_tiles(const Call& c, std::uint32_t first, std::uint32_t rows
 }
 
 METRALE_INLINE int parts_of(const Call& c) {
-  return activation_class(static_cast<DType>(c.p.w[0].dtype), static_cast<Precision>(c.p.precision)) == ActivationClass::bf16 ? 3 : 1;
+  return activation_class(static_cast<DType>(c.p.w[0].dtype), static_cast<Precision>(c.p.precision)) == ActivationClass::bf16 ? 3
+                                                                                                                              : 1;
 }
-METRALE_INLINE std::size_t row_tile_bytes(const Call& c) { return std::size_t{(c.p.k + 31) / 32} * static_cast<std::size_t>(parts_of(c)) * kTile; }
+METRALE_INLINE std::size_t row_tile_bytes(const Call& c) {
+  return std::size_t{(c.p.k + 31) / 32} * static_cast<std::size_t>(parts_of(c)) * kTile;
+}
 
 // Rows whose sums are kept at once: 512 rows by 32 columns of f32 are 64 KiB, and 512 rows of activations of usual width stay in L2.
 inline constexpr std::uint32_t kRowBlock = 512;
@@ -204,7 +208,8 @@ static void linear_tiles(const Call& c, const ColumnTiles& columns) {
   // Slices of k: equal, and whole 256-element blocks where a type has them.
   std::uint32_t slice = steps;
   if (!direct) {
-    const bool large_blocks = type[0] == DType::q4_k || type[0] == DType::q6_k || (columns.count > 1 && (type[1] == DType::q4_k || type[1] == DType::q6_k));
+    const bool large_blocks = type[0] == DType::q4_k || type[0] == DType::q6_k ||
+                              (columns.count > 1 && (type[1] == DType::q4_k || type[1] == DType::q6_k));
     const std::uint32_t slices = (k + kPanelK - 1) / kPanelK;
     slice = large_blocks ? 16 : (steps + slices - 1) / slices;
   }
@@ -220,17 +225,22 @@ static void linear_tiles(const Call& c, const ColumnTiles& columns) {
         b0 = group[0] + s * kTile, b1 = columns.count > 1 ? group[1] + s * kTile : b0, b_step = kTile;
       } else {
         b0 = panel, b1 = panel + kTile, b_step = 2 * kTile;
-        for (int i = 0; i < columns.count; ++i) dequantise_group(type[i], group[i], k, 32 * s, 32 * n, panel + static_cast<std::size_t>(i) * kTile, b_step);
+        for (int i = 0; i < columns.count; ++i)
+          dequantise_group(type[i], group[i], k, 32 * s, 32 * n, panel + static_cast<std::size_t>(i) * kTile, b_step);
       }
       for (std::uint32_t r = 0; r < rows; r += 32) {
         const std::byte* a0 = x + (row + r) / 16 * row_tile + std::size_t{s} * static_cast<std::size_t>(parts) * kTile;
         const std::byte* a1 = a0 + row_tile;
         std::byte* at = sums + std::size_t{r} / 32 * 4 * kTile;
         const bool tall = rows - r > 16;
-        if (tall && columns.count > 1) multiply<2, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else if (tall) multiply<2, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else if (columns.count > 1) multiply<1, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else multiply<1, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
+        if (tall && columns.count > 1)
+          multiply<2, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
+        else if (tall)
+          multiply<2, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
+        else if (columns.count > 1)
+          multiply<1, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
+        else
+          multiply<1, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
         if (s + n < steps) continue;
         const std::uint32_t live = rows - r < 32 ? rows - r : 32;
         for (std::uint32_t i = 0; i < live; ++i) {
@@ -238,11 +248,13 @@ static void linear_tiles(const Call& c, const ColumnTiles& columns) {
           const std::uint32_t out_row = row + r + i;
           if (c.swiglu) {
             const std::uint32_t column = columns.group[0] * kGroupRows;
-            store_some(c.y[0] + std::size_t{out_row} * c.p.w[0].ld_y + column, silu(load<V16f>(v)) * load<V16f>(v + kTile), c.p.w[0].n - column);
+            store_some(c.y[0] + std::size_t{out_row} * c.p.w[0].ld_y + column, silu(load<V16f>(v)) * load<V16f>(v + kTile),
+                       c.p.w[0].n - column);
             continue;
           }
           for (int j = 0; j < columns.count; ++j)
-            finish_columns(c, columns.matrix[j], columns.group[j] * kGroupRows, out_row, load<V16f>(v + static_cast<std::size_t>(j) * kTile));
+            finish_columns(c, columns.matrix[j], columns.group[j] * kGroupRows, out_row,
+                           load<V16f>(v + static_cast<std::size_t>(j) * kTile));
         }
       }
     }
@@ -258,7 +270,8 @@ static void prepare(const Call& c) {
   const Share share = share_of((c.p.m + 15) / 16, c.block, c.blocks);
   for (std::uint32_t t = share.begin; t < share.end; ++t) {
     const std::uint32_t rows = c.p.m - 16 * t < 16 ? c.p.m - 16 * t : 16;
-    prepare_tiles(c, 16 * t, rows, parts_of(c), static_cast<std::byte*>(c.prepared_out) + t * row_tile_bytes(c), reinterpret_cast<float*>(c.shared));
+    prepare_tiles(c, 16 * t, rows, parts_of(c), static_cast<std::byte*>(c.prepared_out) + t * row_tile_bytes(c),
+                  reinterpret_cast<float*>(c.shared));
   }
 }
 
@@ -271,7 +284,8 @@ static void linear(const Call& c) {
   ColumnTiles columns{};
   tiles_begin();
   for (std::uint32_t g = share.begin; g < share.end; ++g) {
-    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows) skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
+    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows)
+      skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
     const std::uint32_t group = g - skipped;
     if (c.swiglu) {
       columns = {{0, 1}, {group, group}, 2};

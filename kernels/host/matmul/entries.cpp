@@ -35,7 +35,8 @@ bool refuses(const BlockContext& block, const LinearParams& p, std::uint32_t mat
   for (std::uint32_t i = 0; i < matrices; ++i) {
     const auto type = static_cast<DType>(p.w[i].dtype);
     if (!supports(type)) return is_bad(block, "matmul: weights of this type are not supported");
-    if ((is_quantised(type) || p.w[i].packed) && !can_repack(type, p.k)) return is_bad(block, "matmul: k is no whole number of weight blocks");
+    if ((is_quantised(type) || p.w[i].packed) && !can_repack(type, p.k))
+      return is_bad(block, "matmul: k is no whole number of weight blocks");
     if (activation_class(type, precision) != activation_class(static_cast<DType>(p.w[0].dtype), precision))
       return is_bad(block, "matmul: the weights of one launch need different activations");
   }
@@ -55,7 +56,8 @@ template <Isa isa>
 void prepare(const BlockContext& block) {
   const auto p = block.arg<LinearParams>(3);
   if (refuses(block, p, 1)) return;
-  if (block.shared.size() < plan_prepare(p.m, p.k).shared_bytes) return void(is_bad(block, "matmul prepare: too little shared memory"));
+  if (block.shared.size() < plan_prepare(p.m, p.k).shared_bytes)
+    return void(is_bad(block, "matmul prepare: too little shared memory"));
   Call call = start(block, p);
   call.x = block.ptr<const void>(0);
   call.norm = block.ptr<const void>(1);
@@ -66,7 +68,8 @@ void prepare(const BlockContext& block) {
 template <Isa isa>
 void run_linear(const BlockContext& block, const Call& call, std::string_view function) {
   if (!call.p.prepared && call.p.m > kFusedRows) return void(is_bad(block, "matmul: more than 8 rows need prepare"));
-  if (block.shared.size() < plan_linear(function, call.p, 1).shared_bytes) return void(is_bad(block, "matmul: too little shared memory"));
+  if (block.shared.size() < plan_linear(function, call.p, 1).shared_bytes)
+    return void(is_bad(block, "matmul: too little shared memory"));
   ops<isa>().linear(call);
 }
 

@@ -22,7 +22,9 @@ METRALE_INLINE const std::int8_t* row_q(const Rows& x, std::uint32_t r) {
 METRALE_INLINE const Q8Scale* row_scales(const Rows& x, std::uint32_t r) {
   return reinterpret_cast<const Q8Scale*>(x.base + r * x.stride + x.k);
 }
-METRALE_INLINE const float* row_f32(const Rows& x, std::uint32_t r) { return reinterpret_cast<const float*>(x.base + r * x.stride); }
+METRALE_INLINE const float* row_f32(const Rows& x, std::uint32_t r) {
+  return reinterpret_cast<const float*>(x.base + r * x.stride);
+}
 
 // Each group kernel: out[r] = 16 columns of row r of x times the packed group, for M rows.
 
@@ -163,8 +165,8 @@ METRALE_INLINE Line q6_k_line(const std::byte* low, const std::byte* high, int i
 }
 
 template <int part, int M>
-METRALE_INLINE void q6_k_part(const std::byte* w, const std::byte* low, const std::byte* high, int half, V16f d, const Rows& x, std::uint32_t first,
-                              V16f* acc) {
+METRALE_INLINE void q6_k_part(const std::byte* w, const std::byte* low, const std::byte* high, int half, V16f d, const Rows& x,
+                              std::uint32_t first, V16f* acc) {
   for (int sub = 0; sub < 2; ++sub) {  // 16 elements share a scale
     Sum sum[M];
     for (int r = 0; r < M; ++r) sum[r] = zero_sum();
@@ -297,8 +299,10 @@ METRALE_INLINE void run_group(const GroupKernels& kernels, const std::byte* w, R
 }
 
 METRALE_INLINE void store_some(float* p, V16f v, std::uint32_t count) {
-  if (count >= 16) store(p, v);
-  else std::memcpy(p, &v, count * sizeof(float));
+  if (count >= 16)
+    store(p, v);
+  else
+    std::memcpy(p, &v, count * sizeof(float));
 }
 
 /// Adds bias and residual to the 16 columns from `column` of row r and stores those below n.
@@ -345,7 +349,8 @@ static void linear_rows(const Call& c, ActivationFormat format, const Rows& x, s
   const std::byte* group[2] = {};
   std::uint32_t loaded = kMaxMatrices;
   for (std::uint32_t g = share.begin; g < share.end; ++g) {
-    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows) skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
+    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows)
+      skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
     const std::uint32_t column = (g - skipped) * kGroupRows;
     std::byte* at = stage;
     for (std::uint32_t i = 0; i < (c.swiglu ? 2u : 1u); ++i) {

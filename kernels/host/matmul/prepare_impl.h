@@ -72,11 +72,13 @@ struct Rows {
 };
 
 METRALE_INLINE std::size_t row_stride(ActivationFormat format, std::uint32_t k) {
-  return format == ActivationFormat::q8 ? padded(k + k / 32 * static_cast<std::uint32_t>(sizeof(Q8Scale)), 64) : padded(k, 16) * sizeof(float);
+  return format == ActivationFormat::q8 ? padded(k + k / 32 * static_cast<std::uint32_t>(sizeof(Q8Scale)), 64)
+                                        : padded(k, 16) * sizeof(float);
 }
 
 /// Rows [first, first + count) of x as `format` (f32 or q8) at `out`; `scratch` holds round_up(k, 16) floats.
-static void prepare_rows(const Call& c, ActivationFormat format, std::uint32_t first, std::uint32_t count, std::byte* out, float* scratch) {
+static void prepare_rows(const Call& c, ActivationFormat format, std::uint32_t first, std::uint32_t count, std::byte* out,
+                         float* scratch) {
   const std::size_t stride = row_stride(format, c.p.k);
   for (std::uint32_t r = 0; r < count; ++r, out += stride) {
     const float* x = static_cast<const float*>(c.x) + std::size_t{first + r} * c.p.ld_x;
@@ -94,7 +96,8 @@ struct Share {
   std::uint32_t begin, end;
 };
 METRALE_INLINE Share share_of(std::uint32_t items, std::uint32_t block, std::uint32_t blocks) {
-  return {static_cast<std::uint32_t>(std::uint64_t{items} * block / blocks), static_cast<std::uint32_t>(std::uint64_t{items} * (block + 1) / blocks)};
+  return {static_cast<std::uint32_t>(std::uint64_t{items} * block / blocks),
+          static_cast<std::uint32_t>(std::uint64_t{items} * (block + 1) / blocks)};
 }
 
 }  // namespace metrale::host::matmul::METRALE_ISA

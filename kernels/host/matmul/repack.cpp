@@ -56,7 +56,8 @@ void each_piece(DType type, const Layout& layout, std::uint32_t b, std::uint32_t
   for (std::uint32_t i = 0; i < layout.num_runs; ++i) {
     const Run& run = layout.runs[i];
     const std::size_t at = run_offset(type, layout, b, blocks, i);
-    for (std::uint32_t p = 0; p < run.bytes / run.piece; ++p) move(at + (std::size_t{p} * kGroupRows + row) * run.piece, run.row_at + p * run.piece, run.piece);
+    for (std::uint32_t p = 0; p < run.bytes / run.piece; ++p)
+      move(at + (std::size_t{p} * kGroupRows + row) * run.piece, run.row_at + p * run.piece, run.piece);
   }
 }
 
@@ -81,16 +82,19 @@ void decode_block(DType type, const std::byte* block, std::uint32_t elements, fl
       for (std::uint32_t i = 0; i < elements; ++i) out[i] = half_to_float(block + 2 * i);
       return;
     case DType::bf16:
-      for (std::uint32_t i = 0; i < elements; ++i) out[i] = std::bit_cast<float>(std::uint32_t{u[2 * i]} << 16 | std::uint32_t{u[2 * i + 1]} << 24);
+      for (std::uint32_t i = 0; i < elements; ++i)
+        out[i] = std::bit_cast<float>(std::uint32_t{u[2 * i]} << 16 | std::uint32_t{u[2 * i + 1]} << 24);
       return;
     case DType::q4_0: {
       const float d = half_to_float(block);
-      for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>((u[2 + i] & 15) - 8), out[i + 16] = d * static_cast<float>((u[2 + i] >> 4) - 8);
+      for (int i = 0; i < 16; ++i)
+        out[i] = d * static_cast<float>((u[2 + i] & 15) - 8), out[i + 16] = d * static_cast<float>((u[2 + i] >> 4) - 8);
       return;
     }
     case DType::q4_1: {
       const float d = half_to_float(block), m = half_to_float(block + 2);
-      for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(u[4 + i] & 15) + m, out[i + 16] = d * static_cast<float>(u[4 + i] >> 4) + m;
+      for (int i = 0; i < 16; ++i)
+        out[i] = d * static_cast<float>(u[4 + i] & 15) + m, out[i + 16] = d * static_cast<float>(u[4 + i] >> 4) + m;
       return;
     }
     case DType::q8_0: {
@@ -158,7 +162,8 @@ void unpack_row(DType type, const std::byte* group, std::uint32_t row, std::uint
       decode_block(type, group + row_bytes(type, k) * row + std::size_t{b} * layout.bytes, elements, out);
       continue;
     }
-    each_piece(type, layout, b, blocks, row, [&](std::size_t from, std::uint32_t to, std::uint32_t piece) { std::memcpy(block + to, group + from, piece); });
+    each_piece(type, layout, b, blocks, row,
+               [&](std::size_t from, std::uint32_t to, std::uint32_t piece) { std::memcpy(block + to, group + from, piece); });
     if (type == DType::q8_0) flip_signs(block + 2, 32);
     decode_block(type, block, elements, out);
   }

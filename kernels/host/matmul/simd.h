@@ -84,9 +84,7 @@ METRALE_INLINE V16f load_f16(const void* p) {
   return bits_to_float(float_bits(scaled) | (special & 0x7f800000) | ((h & 0x8000) << 16));
 #endif
 }
-METRALE_INLINE V16f load_bf16(const void* p) {
-  return bits_to_float(__builtin_convertvector(load<V16s>(p), V16i) << 16);
-}
+METRALE_INLINE V16f load_bf16(const void* p) { return bits_to_float(__builtin_convertvector(load<V16s>(p), V16i) << 16); }
 /// To bf16, nearest even, in the low half of each lane. NaN payloads may change; infinities stay.
 METRALE_INLINE V16i to_bf16_bits(V16f v) {
   const V16u u = reinterpret_cast<V16u>(v);
@@ -124,8 +122,10 @@ METRALE_INLINE Line high_nibbles(Line v) { return _mm512_and_si512(_mm512_srli_e
 /// Bits [2i, 2i+2) of every byte, as bits 4 and 5.
 template <int i>
 METRALE_INLINE Line high_pair(Line v) {
-  if constexpr (i < 2) return _mm512_and_si512(_mm512_slli_epi16(v, 4 - 2 * i), _mm512_set1_epi8(0x30));
-  else return _mm512_and_si512(_mm512_srli_epi16(v, 2 * i - 4), _mm512_set1_epi8(0x30));
+  if constexpr (i < 2)
+    return _mm512_and_si512(_mm512_slli_epi16(v, 4 - 2 * i), _mm512_set1_epi8(0x30));
+  else
+    return _mm512_and_si512(_mm512_srli_epi16(v, 2 * i - 4), _mm512_set1_epi8(0x30));
 }
 METRALE_INLINE Line either(Line a, Line b) { return _mm512_or_si512(a, b); }
 METRALE_INLINE Sum zero_sum() { return _mm512_setzero_si512(); }
