@@ -36,8 +36,8 @@ struct Allocation {
   DevicePtr base;
   std::uint64_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
-  std::uint32_t graph_refs = 0;   ///< Live graphs that name it.
-  std::uint64_t generation = 0;   ///< Creation index, never reused: tells a block from a later one at the same address.
+  std::uint32_t graph_refs = 0;  ///< Live graphs that name it.
+  std::uint64_t generation = 0;  ///< Creation index, never reused: tells a block from a later one at the same address.
   std::source_location site;
 };
 

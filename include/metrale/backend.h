@@ -41,10 +41,10 @@ struct FaceState;
 
 /// What every backend is created with. The defaults are the environment's switches (switches.h).
 struct FaceOptions {
-  std::optional<std::uint64_t> redzone_bytes;   ///< Guard band after each block; 0: none. Default METRALE_REDZONE.
-  std::optional<bool> debug_sync_kernels;       ///< Wait after each launch. Default METRALE_DEBUG_SYNC_KERNELS.
-  std::optional<bool> unchecked_copies;         ///< Skip the check of copy ends. Default METRALE_UNCHECKED.
-  bool flight_recorder = true;                  ///< Keep the last operations for fault reports.
+  std::optional<std::uint64_t> redzone_bytes;  ///< Guard band after each block; 0: none. Default METRALE_REDZONE.
+  std::optional<bool> debug_sync_kernels;      ///< Wait after each launch. Default METRALE_DEBUG_SYNC_KERNELS.
+  std::optional<bool> unchecked_copies;        ///< Skip the check of copy ends. Default METRALE_UNCHECKED.
+  bool flight_recorder = true;                 ///< Keep the last operations for fault reports.
 };
 
 class GpuBackend : public BackendHooks {
@@ -307,6 +307,8 @@ class GpuBackend : public BackendHooks {
   explicit GpuBackend(FaceOptions options = {});
   /// Second half of construction: asks capabilities and makes the default stream. A factory calls it once before handing out.
   Result<> initialize(Site site = Site::current());
+  /// Whether this process is a fork of the one that made the backend: its threads and driver state are not here, touch neither.
+  bool in_forked_child() const noexcept;
   /// For most-derived destructors: shuts down while the hooks still exist.
   void shutdown_from_destructor() noexcept;
 

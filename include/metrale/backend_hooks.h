@@ -42,14 +42,14 @@ using NativeGraph = Native<GraphTag>;
 struct DeviceMemoryInfo {
   std::uint64_t total = 0;
   std::uint64_t device_free = 0;
-  bool integrated = false;             ///< The INTEGRATED attribute: the device shares the host's memory.
-  std::uint64_t host_available = 0;    ///< MemAvailable; used only where `integrated`.
+  bool integrated = false;           ///< The INTEGRATED attribute: the device shares the host's memory.
+  std::uint64_t host_available = 0;  ///< MemAvailable; used only where `integrated`.
 };
 
 /// One copy of a batch. Exactly one of the host pointers is set, or neither for a device copy.
 struct CopyDesc {
-  DevicePtr dst;
-  DevicePtr src;
+  DevicePtr dst{};
+  DevicePtr src{};
   void* host_dst = nullptr;
   const void* host_src = nullptr;
   std::uint64_t bytes = 0;
@@ -57,8 +57,8 @@ struct CopyDesc {
 
 /// A rectangle of `height` rows of `width_bytes`, rows `*_pitch_bytes` apart.
 struct Copy2D {
-  DevicePtr dst;
-  DevicePtr src;
+  DevicePtr dst{};
+  DevicePtr src{};
   std::uint64_t dst_pitch_bytes = 0;
   std::uint64_t src_pitch_bytes = 0;
   std::uint64_t width_bytes = 0;
@@ -72,8 +72,8 @@ struct LaunchDesc {
   Dim3 block;
   std::uint32_t shared_bytes = 0;
   NativeStream stream;
-  std::span<const KernelArg> args;      ///< Typed launches; empty for raw ones.
-  void* const* raw_params = nullptr;    ///< Raw launches only; laid out as the kernel's facts say.
+  std::span<const KernelArg> args;    ///< Typed launches; empty for raw ones.
+  void* const* raw_params = nullptr;  ///< Raw launches only; laid out as the kernel's facts say.
   const LaunchAttributes* attributes = nullptr;
 };
 
@@ -113,6 +113,8 @@ class BackendHooks {
   /// Device address of the first byte of a pinned or registered region. Capability::host_alias.
   virtual Result<DevicePtr> do_host_alias(void* base);
   virtual Result<DeviceMemoryInfo> do_memory_info();
+  /// Whether the driver packs blocks under 2 MiB into 2 MiB chunks, as CUDA does.
+  virtual bool do_packs_small_allocations() const noexcept { return false; }
 
   // ---- copies and fills; the blocking forms have correct defaults made of the others ----
   /// Enqueues. `retained`: the caller keeps `src` unchanged until the stream's next synchronisation. Otherwise `src` may be reused at

@@ -23,18 +23,18 @@ namespace metrale {
 /// One operation. Fields that do not apply are 0.
 struct OpRecord {
   Op op{};
-  std::uint8_t outcome = 0;       ///< 0: accepted; else the Errc.
-  std::uint32_t num_args = 0;     ///< Arguments of a launch.
-  StreamHandle stream;
-  std::uint64_t dst = 0;          ///< Address written, allocated or freed; handle made or used.
-  std::uint64_t src = 0;          ///< Address read.
+  std::uint8_t outcome = 0;    ///< 0: accepted; else the Errc.
+  std::uint32_t num_args = 0;  ///< Arguments of a launch.
+  StreamHandle stream{};
+  std::uint64_t dst = 0;  ///< Address written, allocated or freed; handle made or used.
+  std::uint64_t src = 0;  ///< Address read.
   std::uint64_t bytes = 0;
-  KernelHandle kernel;
+  KernelHandle kernel{};
   Dim3 grid{0, 0, 0};
   Dim3 block{0, 0, 0};
   std::uint32_t shared_bytes = 0;
-  std::uint64_t time_ns = 0;      ///< Steady clock, at the end of the call.
-  std::source_location site;
+  std::uint64_t time_ns = 0;  ///< Steady clock, at the end of the call.
+  std::source_location site{};
 
   std::string to_string() const;
 };

@@ -62,6 +62,8 @@ class [[nodiscard]] Error {
 
   /// Attaches the foreign status this failure was translated from.
   Error with_native(std::int64_t code, std::string text) &&;
+  /// Replaces the call site: the face reports its caller rather than the backend's own line.
+  Error with_site(std::source_location site) &&;
   /// Adds a line of context, e.g. "while loading layer 7".
   Error with_note(std::string note) &&;
   Error clone() const;

@@ -81,17 +81,13 @@ class Teardown {
     ModelResource* resource;
     std::unique_ptr<ModelResource> owned;
   };
-  struct Held {
-    std::uint64_t bytes = 0;
-    std::uint64_t blocks = 0;
-  };
-  static bool is_ours(MemoryKind kind) noexcept;
+  // Blocks of ours on the ledger now.
   std::vector<Allocation> held_blocks() const;
-  static Held sum(const std::vector<Allocation>& blocks) noexcept;
 
   GpuBackend& backend_;
   TeardownExtent extent_;
-  Held baseline_;
+  std::uint64_t baseline_bytes_ = 0;
+  std::uint64_t baseline_blocks_ = 0;
   std::uint64_t abandoned_before_ = 0;
   std::vector<Entry> entries_;
   bool ran_ = false;

@@ -24,7 +24,7 @@ inline constexpr std::size_t kMaxTensorRank = 8;
 /// One tensor of a file.
 struct TensorInfo {
   std::string name;
-  std::string type_name;             ///< As the format calls it, e.g. "BF16", "Q4_1", "type 99".
+  std::string type_name;             ///< As the file calls it, unchecked, e.g. "BF16", "Q4_1"; "type 99" for a number.
   std::optional<DType> dtype;        ///< None when metrale cannot load the type; such a tensor is listed and refused when needed.
   std::vector<std::uint64_t> shape;  ///< Row-major, outermost first: a matrix is [rows, cols] whatever the format's own order.
   std::uint64_t offset = 0;          ///< Of the first byte, from the start of the file.

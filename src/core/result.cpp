@@ -33,6 +33,11 @@ Error Error::with_native(std::int64_t code, std::string text) && {
   return std::move(*this);
 }
 
+Error Error::with_site(std::source_location site) && {
+  body_->site = site;
+  return std::move(*this);
+}
+
 Error Error::with_note(std::string note) && {
   body_->notes.push_back(std::move(note));
   return std::move(*this);

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two indexes keep look-ups of interior addresses short. Small blocks with the usual alignment live in pages of 64 KiB: a bitmap marks
+// which of the page's 256 possible base slots are taken, so "largest base at or below" is a bit scan. Everything else, large or oddly
+// aligned, lives in one ordered map, which sees few changes.
+#include "metrale/alloc_ledger.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace metrale {
+
+std::string_view to_string(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::device: return "device";
+    case MemoryKind::managed: return "managed";
+    case MemoryKind::pooled: return "pooled";
+    case MemoryKind::arena: return "arena";
+    case MemoryKind::pinned: return "pinned";
+    case MemoryKind::registered: return "registered";
+    case MemoryKind::adopted: return "adopted";
+    case MemoryKind::module_symbol: return "module_symbol";
+  }
+  return "unknown";
+}
+
+namespace {
+
+constexpr std::uint64_t kPageBytes = 64 * 1024;
+constexpr std::size_t kSlotsPerPage = kPageBytes / kDeviceAlignment;
+constexpr std::size_t kNumShards = 64;
+constexpr std::size_t kNumStripes = 16;
+// A stripe's running balance reaches the shared total once it is this large, which bounds the error of the concurrent peak to 1 MiB.
+constexpr std::int64_t kFlushBytes = 64 * 1024;
+
+/// The blocks whose base lies in one 64 KiB page.
+struct Page {
+  std::array<std::uint64_t, kSlotsPerPage / 64> taken{};
+  std::size_t count = 0;
+  std::array<Allocation, kSlotsPerPage> blocks;
+
+  bool has(std::size_t slot) const { return (taken[slot / 64] >> (slot % 64)) & 1; }
+  void set(std::size_t slot) { taken[slot / 64] |= std::uint64_t{1} << (slot % 64), ++count; }
+  void clear(std::size_t slot) { taken[slot / 64] &= ~(std::uint64_t{1} << (slot % 64)), --count; }
+
+  /// Highest taken slot at or below `slot`; -1 when there is none.
+  int at_or_below(std::size_t slot) const {
+    std::size_t word = slot / 64;
+    std::uint64_t bits = taken[word] & (~std::uint64_t{0} >> (63 - slot % 64));
+    while (bits == 0) {
+      if (word == 0) return -1;
+      bits = taken[--word];
+    }
+    return static_cast<int>(word * 64 + 63 - static_cast<std::size_t>(std::countl_zero(bits)));
+  }
+};
+
+struct alignas(64) Shard {
+  mutable std::mutex mutex;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Page>> pages;
+  std::unique_ptr<Page> spare;  // one emptied page, so that a lone block going and coming costs no allocation
+};
+
+struct alignas(64) Stripe {
+  std::atomic<std::int64_t> pending{0};       // bytes not yet in the shared total
+  std::atomic<std::int64_t> pending_peak{0};  // highest `pending` since the last flush
+  std::atomic<std::int64_t> count{0};
+};
+
+bool contains(const Allocation& block, std::uint64_t address) {
+  return address >= block.base.address && address - block.base.address < block.bytes;
+}
+
+bool fits_page_index(DevicePtr base, std::uint64_t bytes) { return base.address % kDeviceAlignment == 0 && bytes < kPageBytes; }
+
+std::size_t this_thread_stripe() {
+  static std::atomic<std::size_t> next{0};
+  thread_local const std::size_t mine = next.fetch_add(1, std::memory_order_relaxed) % kNumStripes;
+  return mine;
+}
+
+void raise_to(std::atomic<std::int64_t>& target, std::int64_t value) {
+  std::int64_t seen = target.load(std::memory_order_relaxed);
+  while (seen < value && !target.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+struct AllocLedger::Impl {
+  std::array<Shard, kNumShards> shards;
+  mutable std::shared_mutex large_mutex;
+  std::map<std::uint64_t, Allocation> large;  // by base
+  std::atomic<std::size_t> num_large{0};
+  std::atomic<std::uint64_t> next_generation{1};
+
+  std::array<Stripe, kNumStripes> stripes;
+  alignas(64) std::atomic<std::int64_t> flushed{0};
+  std::atomic<std::int64_t> peak{0};
+
+  Shard& shard_of(std::uint64_t page) { return shards[page % kNumShards]; }
+
+  /// Calls `fn` with the block that contains `address` and returns true; its lock is held during the call. `LargeLock` is exclusive
+  /// where `fn` changes the block.
+  template <class LargeLock = std::shared_lock<std::shared_mutex>, class Fn>
+  bool with_block(std::uint64_t address, Fn&& fn) {
+    const std::uint64_t page = address / kPageBytes;
+    if (visit_page(page, (address % kPageBytes) / kDeviceAlignment, address, fn)) return true;
+    // A small block may begin on the page before.
+    if (page > 0 && visit_page(page - 1, kSlotsPerPage - 1, address, fn)) return true;
+    if (num_large.load(std::memory_order_acquire) == 0) return false;
+    LargeLock lock(large_mutex);
+    auto after = large.upper_bound(address);
+    if (after == large.begin()) return false;
+    Allocation& block = std::prev(after)->second;
+    if (!contains(block, address)) return false;
+    fn(block);
+    return true;
+  }
+
+  template <class Fn>
+  bool visit_page(std::uint64_t page, std::size_t slot, std::uint64_t address, Fn& fn) {
+    Shard& shard = shard_of(page);
+    std::lock_guard lock(shard.mutex);
+    const auto it = shard.pages.find(page);
+    if (it == shard.pages.end()) return false;
+    const int found = it->second->at_or_below(slot);
+    if (found < 0) return false;
+    Allocation& block = it->second->blocks[static_cast<std::size_t>(found)];
+    if (!contains(block, address)) return false;
+    fn(block);
+    return true;
+  }
+
+  void count(MemoryKind kind, std::int64_t bytes, std::int64_t blocks) {
+    if (!counts_as_live(kind)) return;
+    Stripe& stripe = stripes[this_thread_stripe()];
+    stripe.count.fetch_add(blocks, std::memory_order_relaxed);
+    const std::int64_t now = stripe.pending.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    if (now > stripe.pending_peak.load(std::memory_order_relaxed)) raise_to(stripe.pending_peak, now);
+    if (now >= kFlushBytes || now <= -kFlushBytes) flush(stripe);
+  }
+
+  void flush(Stripe& stripe) {
+    const std::int64_t highest = stripe.pending_peak.exchange(0, std::memory_order_relaxed);
+    const std::int64_t delta = stripe.pending.exchange(0, std::memory_order_relaxed);
+    const std::int64_t before = flushed.fetch_add(delta, std::memory_order_relaxed);
+    raise_to(peak, before + std::max(highest, delta));
+  }
+
+  std::int64_t live() const {
+    std::int64_t sum = flushed.load(std::memory_order_relaxed);
+    for (const Stripe& stripe : stripes) sum += stripe.pending.load(std::memory_order_relaxed);
+    return sum;
+  }
+};
+
+AllocLedger::AllocLedger() : impl_(std::make_unique<Impl>()) {}
+AllocLedger::~AllocLedger() = default;
+
+std::uint64_t AllocLedger::add(DevicePtr base, std::uint64_t bytes, MemoryKind kind, std::source_location site) {
+  Impl& d = *impl_;
+  Allocation block{base, bytes, kind, 0, d.next_generation.fetch_add(1, std::memory_order_relaxed), site};
+  if (fits_page_index(base, bytes)) {
+    const std::uint64_t page = base.address / kPageBytes;
+    const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;
+    Shard& shard = d.shard_of(page);
+    std::lock_guard lock(shard.mutex);
+    std::unique_ptr<Page>& entry = shard.pages[page];
+    if (!entry) entry = shard.spare ? std::move(shard.spare) : std::make_unique<Page>();
+    entry->blocks[slot] = block;
+    entry->set(slot);
+  } else {
+    std::unique_lock lock(d.large_mutex);
+    d.large.insert_or_assign(base.address, block);
+    d.num_large.store(d.large.size(), std::memory_order_release);
+  }
+  d.count(kind, static_cast<std::int64_t>(bytes), 1);
+  return block.generation;
+}
+
+AllocLedger::TakeResult AllocLedger::take(DevicePtr base, std::uint32_t kinds, bool forced) {
+  Impl& d = *impl_;
+  const auto judge = [&](const Allocation& block) {
+    if (!((kinds >> static_cast<unsigned>(block.kind)) & 1)) return Take::wrong_kind;
+    if (block.graph_refs > 0 && !forced) return Take::named_by_graph;
+    return Take::taken;
+  };
+  TakeResult result{Take::not_a_base, {}};
+  if (base.address % kDeviceAlignment == 0) {
+    const std::uint64_t page = base.address / kPageBytes;
+    const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;
+    Shard& shard = d.shard_of(page);
+    std::lock_guard lock(shard.mutex);
+    const auto it = shard.pages.find(page);
+    if (it != shard.pages.end() && it->second->has(slot)) {
+      result.block = it->second->blocks[slot];
+      result.status = judge(result.block);
+      if (result.status == Take::taken) {
+        it->second->clear(slot);
+        if (it->second->count == 0 && !shard.spare) {
+          shard.spare = std::move(it->second);
+          shard.pages.erase(it);
+        } else if (it->second->count == 0) {
+          shard.pages.erase(it);
+        }
+      }
+    }
+  }
+  if (result.status == Take::not_a_base && d.num_large.load(std::memory_order_acquire) > 0) {
+    std::unique_lock lock(d.large_mutex);
+    const auto it = d.large.find(base.address);
+    if (it != d.large.end()) {
+      result.block = it->second;
+      result.status = judge(result.block);
+      if (result.status == Take::taken) d.large.erase(it);
+      d.num_large.store(d.large.size(), std::memory_order_release);
+    }
+  }
+  if (result.status == Take::taken) d.count(result.block.kind, -static_cast<std::int64_t>(result.block.bytes), -1);
+  return result;
+}
+
+AllocLedger::Range AllocLedger::check(DevicePtr ptr, std::uint64_t bytes) const {
+  Range range = Range::unknown;
+  impl_->with_block(ptr.address, [&](const Allocation& block) {
+    range = bytes <= block.bytes - (ptr.address - block.base.address) ? Range::inside : Range::leaves;
+  });
+  return range;
+}
+
+std::optional<Allocation> AllocLedger::find(DevicePtr ptr) const {
+  std::optional<Allocation> found;
+  impl_->with_block(ptr.address, [&](const Allocation& block) { found = block; });
+  return found;
+}
+
+std::optional<Allocation> AllocLedger::nearest(DevicePtr ptr) const {
+  const auto distance = [&](const Allocation& block) {
+    if (ptr < block.base) return block.base.address - ptr.address;
+    const std::uint64_t past = ptr.address - block.base.address;
+    return past < block.bytes ? 0 : past - block.bytes + 1;
+  };
+  std::optional<Allocation> best;
+  for (const Allocation& block : snapshot()) {
+    if (!best || distance(block) < distance(*best)) best = block;
+  }
+  return best;
+}
+
+std::optional<Allocation> AllocLedger::add_graph_ref(DevicePtr ptr) {
+  Impl& d = *impl_;
+  std::optional<Allocation> found;
+  d.with_block<std::unique_lock<std::shared_mutex>>(ptr.address, [&](Allocation& block) {
+    ++block.graph_refs;
+    found = block;
+  });
+  return found;
+}
+
+void AllocLedger::drop_graph_ref(DevicePtr base, std::uint64_t generation) {
+  impl_->with_block<std::unique_lock<std::shared_mutex>>(base.address, [&](Allocation& block) {
+    if (block.generation == generation && block.graph_refs > 0) --block.graph_refs;
+  });
+}
+
+std::uint64_t AllocLedger::live_bytes() const { return static_cast<std::uint64_t>(std::max<std::int64_t>(0, impl_->live())); }
+
+std::uint64_t AllocLedger::live_alloc_count() const {
+  std::int64_t sum = 0;
+  for (const Stripe& stripe : impl_->stripes) sum += stripe.count.load(std::memory_order_relaxed);
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, sum));
+}
+
+std::uint64_t AllocLedger::peak_bytes() const {
+  const Impl& d = *impl_;
+  std::int64_t highest = d.flushed.load(std::memory_order_relaxed);
+  for (const Stripe& stripe : d.stripes) {
+    highest += std::max(stripe.pending.load(std::memory_order_relaxed), stripe.pending_peak.load(std::memory_order_relaxed));
+  }
+  return static_cast<std::uint64_t>(std::max({std::int64_t{0}, d.peak.load(std::memory_order_relaxed), highest}));
+}
+
+std::vector<Allocation> AllocLedger::snapshot() const {
+  const Impl& d = *impl_;
+  std::vector<Allocation> blocks;
+  for (const Shard& shard : d.shards) {
+    std::lock_guard lock(shard.mutex);
+    for (const auto& [number, page] : shard.pages) {
+      for (std::size_t slot = 0; slot < kSlotsPerPage; ++slot) {
+        if (page->has(slot)) blocks.push_back(page->blocks[slot]);
+      }
+    }
+  }
+  {
+    std::shared_lock lock(d.large_mutex);
+    for (const auto& [base, block] : d.large) blocks.push_back(block);
+  }
+  std::sort(blocks.begin(), blocks.end(), [](const Allocation& a, const Allocation& b) { return a.base < b.base; });
+  return blocks;
+}
+
+}  // namespace metrale

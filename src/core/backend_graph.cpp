@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GpuBackend: capture and graphs.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/face_state.h"
+
+namespace metrale {
+
+using detail::at;
+using detail::Capture;
+using detail::CaptureTable;
+using detail::FaceState;
+using detail::GraphRecord;
+using detail::NamedBlock;
+using detail::StreamRecord;
+
+Result<> GpuBackend::begin_capture(StreamHandle stream, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::begin_capture, .stream = stream, .site = site};
+  return f.run(op, [&]() -> Result<> {
+    if (!f.capabilities.has(Capability::graphs)) {
+      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::graphs)), site);
+    }
+    StreamRecord* record = METRALE_TRY(f.stream(stream, site));
+    if (record->is_default) {
+      return Error(Errc::invalid_argument, "begin_capture: the default stream serves blocking copies; capture a stream of your own",
+                   site);
+    }
+    if (const auto open = f.captures.summary(record->capture.load(std::memory_order_acquire)); open) {
+      if (!open->abort_requested || !open->mine) {
+        return Error(Errc::invalid_argument,
+                     fmt::format("begin_capture: the stream takes part in a capture begun at {}", at(open->site)), site);
+      }
+      METRALE_TRY(f.discard_capture(open->id, open->origin));
+    }
+    f.mark_replays_on(*record);
+    METRALE_TRY(do_begin_capture(record->native));
+    record->capture.store(f.captures.open(stream, site), std::memory_order_release);
+    return {};
+  });
+}
+
+Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::end_capture, .stream = stream, .site = site};
+  return f.run(op, [&]() -> Result<GraphHandle> {
+    StreamRecord* record = METRALE_TRY(f.stream(stream, site));
+    const auto open = f.captures.summary(record->capture.load(std::memory_order_acquire));
+    if (!open) return Error(Errc::invalid_argument, "end_capture: the stream is not capturing", site);
+    if (open->origin != stream) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("end_capture: the stream only joined the capture begun at {}; end it on the stream it began on",
+                               at(open->site)),
+                   site);
+    }
+    if (!open->mine) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("end_capture: another thread began this capture at {} and must end it", at(open->site)), site);
+    }
+    METRALE_TRY(f.guard_enqueue(op.op, *record, site));
+
+    auto native = do_end_capture(record->native);
+    std::optional<Capture> capture = f.close_capture(open->id);
+    std::vector<NamedBlock> names;
+    for (const auto& [key, name] : capture->names) names.push_back(name);
+    if (!native) {
+      f.drop_names(names);
+      return Error(std::move(native).error());
+    }
+    // Memory that only the driver's view of the graph shows: library launches.
+    if (const auto addresses = do_graph_addresses(*native)) {
+      for (const DevicePtr address : *addresses) {
+        const auto block = f.device.find(address);
+        if (!block || capture->names.contains(block->base.address)) continue;
+        if (const auto named = f.device.add_graph_ref(block->base)) {
+          const NamedBlock name{false, named->base, named->generation};
+          capture->names[named->base.address] = name;
+          names.push_back(name);
+        }
+      }
+    }
+    const std::uint64_t value = f.graphs.insert([&](GraphRecord& graph, std::uint64_t) {
+      graph.native = *native;
+      graph.capture_site = open->site;
+      graph.names = names;
+      graph.launched_on.clear();
+      graph.pending_replays.clear();
+    });
+    if (value == 0) {
+      f.drop_names(names);
+      METRALE_TRY(do_destroy_graph(*native));
+      return Error(Errc::internal, "no graph handle is left", site);
+    }
+    op.dst = value;
+    return GraphHandle{value};
+  });
+}
+
+Result<> GpuBackend::abort_capture_if_active(StreamHandle stream, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::abort_capture, .stream = stream, .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    StreamRecord* record = f.streams.find(stream.value);
+    if (record == nullptr) {
+      if (!f.usable() || !stream) return {};
+      return METRALE_TRY(f.stream(stream, site)), Result<>();
+    }
+    const auto open = f.captures.summary(record->capture.load(std::memory_order_acquire));
+    if (!open) return {};
+    if (open->mine || !f.usable()) return f.discard_capture(open->id, open->origin);
+    f.captures.with(open->id, [&](Capture& capture) {
+      if (capture.abort_requested) return;
+      capture.abort_requested = true;
+      capture.abort_site = site;
+    });
+    return {};
+  });
+}
+
+bool GpuBackend::stream_is_capturing(StreamHandle stream, Site site) {
+  FaceState& f = *face_;
+  if (!f.capabilities.has(Capability::graphs)) return false;
+  OpRecord op{.op = Op::stream_is_capturing, .stream = stream, .site = site};
+  const Result<bool> capturing = f.run(op, [&]() -> Result<bool> {
+    StreamRecord* record = METRALE_TRY(f.stream(stream, site));
+    if (record->capture.load(std::memory_order_acquire) != 0) return true;
+    return do_stream_is_capturing(record->native);
+  });
+  return capturing.value_or(true);
+}
+
+Result<> GpuBackend::capture_uses(StreamHandle stream, DevicePtr ptr, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::capture_uses, .stream = stream, .src = ptr.address, .site = site};
+  return f.run(op, [&]() -> Result<> {
+    StreamRecord* record = METRALE_TRY(f.stream_for_work(op.op, stream, site));
+    if (f.device.check(ptr, 1) != AllocLedger::Range::inside) return f.explain_range("capture_uses", ptr, 1, site);
+    f.name_device(*record, ptr);
+    return {};
+  });
+}
+
+Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::launch_graph, .stream = stream, .dst = graph.value, .site = site};
+  return f.run(op, [&]() -> Result<> {
+    GraphRecord* g = METRALE_TRY(f.graph(graph, site));
+    StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
+    METRALE_TRY(f.guard_not_captured(op.op, s->capture.load(std::memory_order_acquire), site));
+    METRALE_TRY(do_launch_graph(g->native, s->native));
+    std::lock_guard lock(g->mutex);
+    if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
+    return {};
+  });
+}
+
+Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {
+  if (!graph) return {};
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::destroy_graph, .dst = graph.value, .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    if (f.usable()) METRALE_TRY(f.graph(graph, site));
+    return f.retire_graph(graph.value, true);
+  });
+}
+
+std::uint64_t GpuBackend::live_graph_count() const { return face_->graphs.handles().size(); }
+
+Result<std::vector<Allocation>> GpuBackend::graph_memory(GraphHandle graph, Site site) const {
+  GraphRecord* record = METRALE_TRY(face_->graph(graph, site));
+  std::vector<Allocation> blocks;
+  std::lock_guard lock(record->mutex);
+  for (const NamedBlock& name : record->names) {
+    const auto block = (name.in_host_table ? face_->host : face_->device).find(name.base);
+    if (block && block->generation == name.generation) blocks.push_back(*block);
+  }
+  std::sort(blocks.begin(), blocks.end(), [](const Allocation& a, const Allocation& b) { return a.base < b.base; });
+  return blocks;
+}
+
+}  // namespace metrale

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GpuBackend: kernels, their audit, launches.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "core/face_state.h"
+
+namespace metrale {
+
+using detail::at;
+using detail::FaceState;
+using detail::KernelRecord;
+using detail::StreamRecord;
+
+namespace {
+
+constexpr float kMaxE4m3 = 448.0F;
+
+/// Passes a backend's registry on and makes its globals known to copies.
+class LedgeredRegistry final : public KernelRegistry {
+ public:
+  LedgeredRegistry(FaceState& face, KernelRegistry& inner) : face_(face), inner_(inner) {}
+
+  Result<std::vector<Entry>> entries() const override { return inner_.entries(); }
+
+  Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name, std::source_location site) override {
+    OpRecord op{.op = Op::device_symbol, .site = site};
+    return face_.run(op, [&]() -> Result<DeviceSymbol> {
+      const DeviceSymbol symbol = METRALE_TRY(inner_.device_symbol(module, name, site));
+      std::lock_guard lock(face_.alias_mutex);
+      if (!face_.device.find(symbol.ptr)) face_.device.add(symbol.ptr, symbol.bytes, MemoryKind::module_symbol, site);
+      return symbol;
+    });
+  }
+
+ private:
+  FaceState& face_;
+  KernelRegistry& inner_;
+};
+
+std::string geometry(Dim3 d) { return fmt::format("({}, {}, {})", d.x, d.y, d.z); }
+
+std::string describe_args(std::span<const KernelArg> args, const FaceState& f) {
+  std::string text;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    text += fmt::format("{}{}: ", i == 0 ? "" : ", ", i);
+    if (!args[i].is_buffer()) {
+      text += fmt::format("{} bytes", args[i].size_bytes());
+    } else if (const auto block = f.device.find(args[i].ptr())) {
+      text += fmt::format("{:#x} (+{} of {} bytes from {})", args[i].ptr().address, args[i].ptr().address - block->base.address,
+                          block->bytes, at(block->site));
+    } else {
+      text += fmt::format("{:#x} (in no known memory)", args[i].ptr().address);
+    }
+  }
+  return text;
+}
+
+Result<> check_geometry(const KernelRecord& kernel, Dim3 grid, Dim3 block, GpuBackend::Site site) {
+  if (grid.x != 0 && grid.y != 0 && grid.z != 0 && block.x != 0 && block.y != 0 && block.z != 0) [[likely]]
+    return {};
+  return Error(
+      Errc::invalid_argument,
+      fmt::format("{}.{}: grid {} block {} has a zero dimension", kernel.module, kernel.function, geometry(grid), geometry(block)),
+      site);
+}
+
+Result<> check_attributes(const FaceState& f, const KernelRecord& kernel, const LaunchAttributes& a, GpuBackend::Site site) {
+  const auto need = [&](Capability c) -> Result<> {
+    if (f.capabilities.has(c)) return {};
+    return Error(Errc::unsupported, fmt::format("{}.{}: {}", kernel.module, kernel.function, f.capabilities.why_not(c)), site);
+  };
+  if (a.cluster.x != 0) METRALE_TRY(need(Capability::cluster_launch));
+  if (a.cooperative) METRALE_TRY(need(Capability::cooperative_launch));
+  if (a.dependent_launch) {
+    METRALE_TRY(need(Capability::dependent_launch));
+    if (!kernel.facts.waits_for_dependency) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("{}.{} does not publish that it waits for its predecessor; launch it without dependent_launch",
+                               kernel.module, kernel.function),
+                   site);
+    }
+  }
+  return {};
+}
+
+/// Compares typed arguments with the signature.
+Result<> check_args(const KernelRecord& kernel, std::span<const KernelArg> args, GpuBackend::Site site) {
+  const auto name = [&] { return fmt::format("{}.{}", kernel.module, kernel.function); };
+  const std::vector<std::uint32_t>& want = kernel.facts.param_bytes;
+  if (!kernel.facts.takes_any_arguments) {
+    if (args.size() != want.size()) [[unlikely]] {
+      return Error(Errc::invalid_argument, fmt::format("{} takes {} arguments, {} were given", name(), want.size(), args.size()),
+                   site);
+    }
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      if (args[i].size_bytes() != want[i]) [[unlikely]] {
+        return Error(Errc::invalid_argument,
+                     fmt::format("{}: argument {} is {} bytes, the kernel takes {}", name(), i, args[i].size_bytes(), want[i]),
+                     site);
+      }
+    }
+    if (kernel.param_bytes_total <= kMaxKernelArgBytes && args.size() <= kMaxKernelArgs) [[likely]]
+      return {};
+  }
+  std::uint64_t total = 0;
+  for (const KernelArg& arg : args) total += arg.size_bytes();
+  if (total > kMaxKernelArgBytes || args.size() > kMaxKernelArgs) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("{}: {} arguments of {} bytes; at most {} and {} bytes are allowed", name(), args.size(), total,
+                             kMaxKernelArgs, kMaxKernelArgBytes),
+                 site);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<KernelHandle> GpuBackend::kernel(std::string_view module, std::string_view function, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::kernel, .site = site};
+  return f.run(op, [&]() -> Result<KernelHandle> {
+    auto native = do_find_kernel(module, function);
+    if (!native) {
+      if (native.error().code() != Errc::not_found) return Error(std::move(native).error());
+      std::lock_guard lock(f.audit_mutex);
+      auto miss = std::find_if(f.audit.misses.begin(), f.audit.misses.end(),
+                               [&](const LookupMiss& m) { return m.module == module && m.function == function; });
+      if (miss == f.audit.misses.end()) {
+        const bool declared = std::any_of(f.declared_absent.begin(), f.declared_absent.end(),
+                                          [&](const auto& d) { return d.first == module && d.second == function; });
+        f.audit.misses.push_back({std::string(module), std::string(function), site, 0, declared});
+        miss = std::prev(f.audit.misses.end());
+      }
+      ++miss->count;
+      if (f.audit.sealed && !miss->declared_absent) {
+        return Error(
+            Errc::internal,
+            fmt::format("kernel {}.{} is missing, and the audit was sealed: {}", module, function, native.error().message()), site);
+      }
+      return Error(std::move(native).error());
+    }
+    {
+      std::lock_guard lock(f.audit_mutex);
+      ++f.audit.num_hits;
+    }
+    KernelFacts facts = METRALE_TRY(do_kernel_facts(*native));
+    const std::uint64_t value = f.kernels.insert([&](KernelRecord& record, std::uint64_t) {
+      record.native = *native;
+      record.facts = std::move(facts);
+      record.param_bytes_total = 0;
+      for (const std::uint32_t bytes : record.facts.param_bytes) record.param_bytes_total += bytes;
+      record.module = module;
+      record.function = function;
+    });
+    if (value == 0) return Error(Errc::internal, "no kernel handle is left", site);
+    op.kernel = {value};
+    return KernelHandle{value};
+  });
+}
+
+Result<bool> GpuBackend::has_module(std::string_view module, Site site) {
+  if (!face_->usable()) return face_->lost(site);
+  return do_has_module(module);
+}
+
+Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
+                                  std::span<const KernelArg> args, const LaunchAttributes& attributes, Site site) {
+  FaceState& f = *face_;
+  if (!f.usable()) [[unlikely]]
+    return f.lost(site);
+  OpRecord op{.op = Op::launch,
+              .num_args = static_cast<std::uint32_t>(args.size()),
+              .stream = stream,
+              .kernel = kernel,
+              .grid = grid,
+              .block = block,
+              .shared_bytes = shared_bytes,
+              .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
+    StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
+    METRALE_TRY(check_geometry(*k, grid, block, site));
+    METRALE_TRY(check_args(*k, args, site));
+    if (attributes.any()) [[unlikely]]
+      METRALE_TRY(check_attributes(f, *k, attributes, site));
+    const LaunchDesc launch{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
+    Result<> launched = do_launch(launch);
+    const bool capturing = s->capture.load(std::memory_order_acquire) != 0;
+    if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
+      launched = do_synchronize(s->native);
+    if (!launched) [[unlikely]] {
+      return Error(std::move(launched).error())
+          .with_note(fmt::format("kernel {}.{}, grid {}, block {}, {} bytes shared, arguments {}", k->module, k->function,
+                                 geometry(grid), geometry(block), shared_bytes, describe_args(args, f)));
+    }
+    if (capturing) [[unlikely]] {
+      for (const KernelArg& arg : args) {
+        if (arg.is_buffer()) f.name_device(*s, arg.ptr());
+      }
+    }
+    return {};
+  });
+}
+
+Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
+                            void** params, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::launch_raw,
+              .stream = stream,
+              .kernel = kernel,
+              .grid = grid,
+              .block = block,
+              .shared_bytes = shared_bytes,
+              .site = site};
+  return f.run(op, [&]() -> Result<> {
+    if (!f.capabilities.has(Capability::raw_launch)) {
+      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::raw_launch)), site);
+    }
+    KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
+    StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
+    METRALE_TRY(check_geometry(*k, grid, block, site));
+    if (params == nullptr && !k->facts.param_bytes.empty()) {
+      return Error(Errc::invalid_argument, fmt::format("{}.{}: params is null", k->module, k->function), site);
+    }
+    const LaunchAttributes none;
+    const LaunchDesc launch{k->native, grid, block, shared_bytes, s->native, {}, params, &none};
+    METRALE_TRY(do_launch(launch));
+    if (f.debug_sync_kernels && s->capture.load(std::memory_order_acquire) == 0) return do_synchronize(s->native);
+    return {};
+  });
+}
+
+Result<const KernelFacts*> GpuBackend::kernel_facts(KernelHandle kernel, Site site) const {
+  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+  return &record->facts;
+}
+
+std::string GpuBackend::kernel_name(KernelHandle kernel) const {
+  const KernelRecord* record = face_->kernels.find(kernel.value);
+  return record == nullptr ? fmt::format("kernel {:#x}", kernel.value) : record->module + "." + record->function;
+}
+
+Result<std::uint32_t> GpuBackend::kernel_n_tile(KernelHandle kernel, Site site) const {
+  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+  if (record->facts.n_tile.value_or(0) == 0) {
+    return Error(Errc::not_found, fmt::format("{}.{} publishes no {}_n_tile", record->module, record->function, record->function),
+                 site);
+  }
+  return *record->facts.n_tile;
+}
+
+Result<bool> GpuBackend::kernel_casts_a_to_e4m3(KernelHandle kernel, Site site) const {
+  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+  return record->facts.casts_a_to_e4m3;
+}
+
+Result<> GpuBackend::check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site) {
+  constexpr std::uint64_t kChunk = 64 * 1024;
+  std::vector<std::uint16_t> values(std::min(n, kChunk));
+  for (std::uint64_t done = 0; done < n; done += kChunk) {
+    const std::span<std::uint16_t> part(values.data(), std::min(kChunk, n - done));
+    METRALE_TRY(copy_d2h_on_stream(std::as_writable_bytes(part), ptr.offset(2 * done), stream, site));
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const float value = std::bit_cast<float>(std::uint32_t{part[i]} << 16);
+      if (std::isfinite(value) && std::fabs(value) <= kMaxE4m3) continue;
+      return Error(Errc::out_of_range,
+                   fmt::format("element {} is {}: beyond ±{} an E4M3 operand saturates", done + i, value, kMaxE4m3), site);
+    }
+  }
+  return {};
+}
+
+KernelRegistry* GpuBackend::kernel_registry() noexcept {
+  FaceState& f = *face_;
+  std::lock_guard lock(f.audit_mutex);
+  if (!f.registry) {
+    if (KernelRegistry* inner = do_kernel_registry()) f.registry = std::make_unique<LedgeredRegistry>(f, *inner);
+  }
+  return f.registry.get();
+}
+
+Result<> GpuBackend::unload_modules(Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::unload_modules, .site = site};
+  return f.run(op, [&]() -> Result<> {
+    METRALE_TRY(f.guard_device(op.op, site));
+    METRALE_TRY(do_unload_modules());
+    for (const std::uint64_t handle : f.kernels.handles()) f.kernels.erase(handle);
+    for (const Allocation& block : f.device.snapshot()) {
+      if (block.kind == MemoryKind::module_symbol) f.device.take(block.base, detail::kind_bit(MemoryKind::module_symbol), true);
+    }
+    return {};
+  });
+}
+
+KernelAudit GpuBackend::kernel_audit() const {
+  std::lock_guard lock(face_->audit_mutex);
+  return face_->audit;
+}
+
+void GpuBackend::declare_absent(std::string_view module, std::string_view function) {
+  std::lock_guard lock(face_->audit_mutex);
+  face_->declared_absent.emplace_back(module, function);
+  for (LookupMiss& miss : face_->audit.misses) {
+    if (miss.module == module && miss.function == function) miss.declared_absent = true;
+  }
+}
+
+void GpuBackend::seal_audit() {
+  std::lock_guard lock(face_->audit_mutex);
+  face_->audit.sealed = true;
+}
+
+}  // namespace metrale

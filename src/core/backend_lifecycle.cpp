@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GpuBackend: construction, health, observers, shutdown.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/face_state.h"
+#include "metrale/log.h"
+
+namespace metrale {
+
+using detail::FaceState;
+using detail::StreamRecord;
+
+GpuBackend::GpuBackend(FaceOptions options) : face_(std::make_unique<FaceState>(*this, options)) {}
+GpuBackend::~GpuBackend() = default;
+
+std::string_view GpuBackend::name() const noexcept { return do_name(); }
+const Capabilities& GpuBackend::capabilities() const noexcept { return face_->capabilities; }
+bool GpuBackend::in_forked_child() const noexcept { return face_->in_forked_child(); }
+StreamHandle GpuBackend::default_stream() const noexcept { return face_->default_stream; }
+OpCache& GpuBackend::op_cache() noexcept { return *face_->op_cache; }
+SpanTimer& GpuBackend::timing() noexcept { return *face_->timer; }
+FlightRecorder* GpuBackend::flight_recorder() noexcept { return face_->recorder.get(); }
+std::uint64_t GpuBackend::abandoned_bytes() const noexcept { return face_->abandoned_bytes.load(std::memory_order_relaxed); }
+
+Result<> GpuBackend::initialize(Site site) {
+  FaceState& f = *face_;
+  f.capabilities = do_capabilities();
+  f.device_key = do_device_key();
+  f.latch = detail::FaultLatch::of_device(f.device_key);
+  f.op_cache = std::make_unique<OpCache>(*this);
+  f.timer = std::make_unique<SpanTimer>(*this);
+  f.pool.set_driver({
+      .alloc_slab = [this](std::uint64_t bytes) { return do_alloc(bytes, MemoryKind::device); },
+      .free_slab = [this](DevicePtr base, std::uint64_t bytes) { return do_free(base, bytes, MemoryKind::device); },
+      .other_streams =
+          [&f](detail::PoolLists* self, const std::function<bool(NativeStream, detail::PoolLists&)>& visit) {
+            for (const std::uint64_t handle : f.streams.handles()) {
+              StreamRecord* record = f.streams.find(handle);
+              if (record == nullptr || &record->pool == self) continue;
+              // Nothing may be asked of a captured stream; `trim` (self is null) only reads its lists.
+              if (self != nullptr && record->capture.load(std::memory_order_acquire) != 0) continue;
+              if (visit(record->native, record->pool)) return;
+            }
+          },
+      .is_idle = [this](NativeStream stream) { return do_query(stream).value_or(false); },
+      .order_after = [this](NativeStream waiter, NativeStream first) -> Result<> {
+        const NativeEvent event = METRALE_TRY(do_create_event(false));
+        Result<> ordered = do_record_event(event, first);
+        if (ordered) ordered = do_stream_wait_event(waiter, event);
+        METRALE_TRY(do_destroy_event(event));
+        return ordered;
+      },
+      .record_event = [this](NativeStream stream) -> std::optional<NativeEvent> {
+        auto event = do_create_event(false);
+        if (!event || !do_record_event(*event, stream)) return std::nullopt;
+        return *event;
+      },
+      .event_done = [this](NativeEvent event) { return do_event_query(event).value_or(false); },
+      .drop_event = [this](NativeEvent event) { static_cast<void>(do_destroy_event(event).has_value()); },
+  });
+  if (f.capabilities.has(Capability::streams)) {
+    const NativeStream native = METRALE_TRY(do_create_stream(0));
+    f.default_stream.value = f.streams.insert([&](StreamRecord& record, std::uint64_t value) {
+      record.handle = {value};
+      record.native = native;
+      record.is_default = true;
+    });
+    if (!f.default_stream) return Error(Errc::internal, "no handle left for the default stream", site);
+  }
+  return {};
+}
+
+Result<> GpuBackend::health(Site site) const {
+  if (face_->usable()) return {};
+  return face_->lost(site);
+}
+
+Result<std::uint32_t> GpuBackend::sm_count(Site site) {
+  FaceState& f = *face_;
+  return f.run({.op = Op::sm_count, .site = site}, [&]() -> Result<std::uint32_t> {
+    std::lock_guard lock(f.sm_count_mutex);
+    if (!f.sm_count) {
+      const std::uint32_t count = METRALE_TRY(do_sm_count());
+      if (count == 0) return Error(Errc::internal, "the device reports no processors", site);
+      f.sm_count = count;
+    }
+    return *f.sm_count;
+  });
+}
+
+Result<> GpuBackend::bind_to_thread(Site site) {
+  if (!face_->usable()) return face_->lost(site);
+  return do_bind_to_thread();
+}
+
+void GpuBackend::attach(Observer& observer) {
+  std::unique_lock lock(face_->observers_mutex);
+  face_->observers.push_back(&observer);
+  face_->observed.store(true, std::memory_order_relaxed);
+}
+
+void GpuBackend::detach(Observer& observer) {
+  std::unique_lock lock(face_->observers_mutex);
+  std::erase(face_->observers, &observer);
+  face_->observed.store(face_->recorder != nullptr || !face_->observers.empty(), std::memory_order_relaxed);
+}
+
+Result<> GpuBackend::shutdown(Site site) {
+  FaceState& f = *face_;
+  std::lock_guard lock(f.shutdown_mutex);
+  if (f.shut_down.load(std::memory_order_acquire)) return {};
+  Result<> first;
+  const auto keep = [&first](auto&& result) {
+    if (!result && first) first = Error(std::move(result).error());
+  };
+  for (const auto& open : f.captures.all()) keep(f.discard_capture(open.id, open.origin));
+  if (f.usable() && f.capabilities.has(Capability::streams)) keep(do_synchronize_device());
+  if (f.timer) keep(f.timer->release());
+  if (f.op_cache) keep(f.op_cache->release(*this));
+  keep(sweep_unreleased(site));
+  if (f.usable()) {
+    keep(do_unload_modules());
+    for (const std::uint64_t handle : f.events.handles()) keep(do_destroy_event(f.events.find(handle)->native));
+    for (const std::uint64_t handle : f.streams.handles()) {
+      StreamRecord* record = f.streams.find(handle);
+      if (!record->is_foreign) keep(do_destroy_stream(record->native));
+    }
+  }
+  f.shut_down.store(true, std::memory_order_release);
+  if (!f.in_forked_child()) do_shutdown();
+  return first;
+}
+
+void GpuBackend::shutdown_from_destructor() noexcept {
+  try {
+    if (auto closed = shutdown(); !closed) {
+      log(LogLevel::warning, fmt::format("closing the {} backend: {}", do_name(), closed.error().to_string()));
+    }
+  } catch (...) {
+    // A destructor has nobody to tell: text for the log could not be made.
+  }
+}
+
+}  // namespace metrale

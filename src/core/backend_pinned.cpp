@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GpuBackend: pinned and registered host memory, and memory of other libraries.
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "core/face_state.h"
+
+namespace metrale {
+
+using detail::at;
+using detail::FaceState;
+using detail::kind_bit;
+
+namespace {
+
+DevicePtr host_key(const void* ptr) { return {reinterpret_cast<std::uintptr_t>(ptr)}; }
+
+bool overlaps(const AllocLedger& ledger, DevicePtr base, std::uint64_t bytes) {
+  for (const Allocation& block : ledger.snapshot()) {
+    if (block.base.address < base.address + bytes && base.address < block.base.address + block.bytes) return true;
+  }
+  return false;
+}
+
+/// Makes host memory known on both sides.
+Result<> enter(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t bytes, MemoryKind kind,
+               const std::function<Result<DevicePtr>(void*)>& alias_of) {
+  if (f.capabilities.has(Capability::host_alias)) {
+    const DevicePtr alias = METRALE_TRY(alias_of(ptr));
+    std::lock_guard lock(f.alias_mutex);
+    f.aliases[host_key(ptr).address] = alias;
+    f.device.add(alias, bytes, kind, site);
+  }
+  f.host.add(host_key(ptr), bytes, kind, site);
+  return {};
+}
+
+/// Takes host memory off both tables unless a graph names it. `bytes` 0: whatever its size.
+Result<Allocation> leave(FaceState& f, GpuBackend::Site site, std::string_view what, void* ptr, std::uint64_t bytes,
+                         MemoryKind kind) {
+  const auto block = f.host.find(host_key(ptr));
+  if (!block || block->base != host_key(ptr) || block->kind != kind) {
+    if (!f.usable()) return Allocation{};  // swept already
+    return Error(Errc::invalid_argument, fmt::format("{}: {} is not the start of such memory", what, ptr), site);
+  }
+  if (bytes != 0 && block->bytes != bytes) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("{}: {} bytes were given, {} were allocated at {}", what, bytes, block->bytes, at(block->site)), site);
+  }
+  f.reap_retired_graphs();
+  std::lock_guard lock(f.alias_mutex);
+  const auto alias = f.aliases.find(host_key(ptr).address);
+  if (alias != f.aliases.end() && f.usable()) {
+    if (const auto seen = f.device.find(alias->second); seen && seen->graph_refs > 0) return f.in_use(*seen, site);
+  }
+  const AllocLedger::TakeResult taken = f.host.take(host_key(ptr), kind_bit(kind), !f.usable());
+  if (taken.status == AllocLedger::Take::named_by_graph) return f.in_use(taken.block, site);
+  if (taken.status != AllocLedger::Take::taken) {
+    return Error(Errc::invalid_argument, fmt::format("{}: {} was given back by another thread", what, ptr), site);
+  }
+  if (alias != f.aliases.end()) {
+    f.device.take(alias->second, kind_bit(kind), true);
+    f.aliases.erase(alias);
+  }
+  if (!f.usable()) f.abandoned_bytes.fetch_add(taken.block.bytes, std::memory_order_relaxed);
+  return taken.block;
+}
+
+}  // namespace
+
+Result<std::span<std::byte>> GpuBackend::alloc_host_pinned(std::uint64_t bytes, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::alloc_host_pinned, .bytes = bytes, .site = site};
+  return f.run(op, [&]() -> Result<std::span<std::byte>> {
+    if (bytes == 0) return Error(Errc::invalid_argument, "alloc_host_pinned of 0 bytes", site);
+    METRALE_TRY(f.guard_thread(op.op, site));
+    void* ptr = METRALE_TRY(do_alloc_pinned(bytes));
+    std::memset(ptr, 0, bytes);
+    if (auto entered = enter(f, site, ptr, bytes, MemoryKind::pinned, [this](void* p) { return do_host_alias(p); }); !entered) {
+      METRALE_TRY(do_free_pinned(ptr, bytes));
+      return Error(std::move(entered).error());
+    }
+    return std::span<std::byte>(static_cast<std::byte*>(ptr), bytes);
+  });
+}
+
+Result<> GpuBackend::free_host_pinned(void* ptr, std::uint64_t bytes, Site site) {
+  if (ptr == nullptr) return {};
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::free_host_pinned, .dst = host_key(ptr).address, .bytes = bytes, .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    METRALE_TRY(f.guard_thread(op.op, site));
+    if (bytes == 0) return Error(Errc::invalid_argument, "free_host_pinned of 0 bytes: give the size that was allocated", site);
+    METRALE_TRY(leave(f, site, "free_host_pinned", ptr, bytes, MemoryKind::pinned));
+    return f.usable() ? do_free_pinned(ptr, bytes) : Result<>();
+  });
+}
+
+Result<> GpuBackend::register_host(std::span<std::byte> memory, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::register_host, .dst = host_key(memory.data()).address, .bytes = memory.size(), .site = site};
+  return f.run(op, [&]() -> Result<> {
+    if (memory.empty()) return Error(Errc::invalid_argument, "register_host of no memory", site);
+    METRALE_TRY(f.guard_thread(op.op, site));
+    if (overlaps(f.host, host_key(memory.data()), memory.size())) {
+      return Error(Errc::invalid_argument, "register_host: the memory overlaps pinned or registered memory", site);
+    }
+    METRALE_TRY(do_register_host(memory.data(), memory.size()));
+    auto entered =
+        enter(f, site, memory.data(), memory.size(), MemoryKind::registered, [this](void* p) { return do_host_alias(p); });
+    if (!entered) METRALE_TRY(do_unregister_host(memory.data(), memory.size()));
+    return entered;
+  });
+}
+
+Result<> GpuBackend::unregister_host(void* ptr, Site site) {
+  if (ptr == nullptr) return {};
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::unregister_host, .dst = host_key(ptr).address, .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    METRALE_TRY(f.guard_thread(op.op, site));
+    const Allocation block = METRALE_TRY(leave(f, site, "unregister_host", ptr, 0, MemoryKind::registered));
+    return f.usable() ? do_unregister_host(ptr, block.bytes) : Result<>();
+  });
+}
+
+Result<DevicePtr> GpuBackend::host_ptr_to_device(const void* host, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::host_ptr_to_device, .src = host_key(host).address, .site = site};
+  return f.run(op, [&]() -> Result<DevicePtr> {
+    if (!f.capabilities.has(Capability::host_alias)) {
+      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::host_alias)), site);
+    }
+    const auto block = f.host.find(host_key(host));
+    if (!block)
+      return Error(Errc::invalid_argument, fmt::format("host_ptr_to_device: {} is not pinned or registered memory", host), site);
+    std::lock_guard lock(f.alias_mutex);
+    const auto alias = f.aliases.find(block->base.address);
+    if (alias == f.aliases.end()) return Error(Errc::invalid_argument, "host_ptr_to_device: the memory was just given back", site);
+    return alias->second.offset(host_key(host).address - block->base.address);
+  });
+}
+
+bool GpuBackend::is_pinned(std::span<const std::byte> memory) const {
+  return !memory.empty() && face_->host.check(host_key(memory.data()), memory.size()) == AllocLedger::Range::inside;
+}
+
+Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view label, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::adopt, .dst = ptr.address, .bytes = bytes, .site = site};
+  return f.run(op, [&]() -> Result<> {
+    if (!f.capabilities.has(Capability::memory)) {
+      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::memory)), site);
+    }
+    if (!ptr || bytes == 0)
+      return Error(Errc::invalid_argument, fmt::format("adopt of {} bytes at {:#x}", bytes, ptr.address), site);
+    std::lock_guard lock(f.alias_mutex);
+    if (bytes > UINT64_MAX - ptr.address || overlaps(f.device, ptr, bytes)) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("adopt of \"{}\": [{:#x}, +{}) overlaps a live block", label, ptr.address, bytes), site);
+    }
+    f.device.add(ptr, bytes, MemoryKind::adopted, site);
+    f.adopted_labels[ptr.address] = label;
+    return {};
+  });
+}
+
+Result<> GpuBackend::disown(DevicePtr ptr, Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::disown, .dst = ptr.address, .site = site};
+  return f.run_always(op, [&]() -> Result<> {
+    f.reap_retired_graphs();
+    const AllocLedger::TakeResult taken = f.device.take(ptr, kind_bit(MemoryKind::adopted), !f.usable());
+    if (taken.status == AllocLedger::Take::named_by_graph) return f.in_use(taken.block, site);
+    if (taken.status != AllocLedger::Take::taken) {
+      if (!f.usable()) return {};
+      return f.not_a_base("disown", ptr, site);
+    }
+    std::lock_guard lock(f.alias_mutex);
+    f.adopted_labels.erase(ptr.address);
+    return {};
+  });
+}
+
+}  // namespace metrale

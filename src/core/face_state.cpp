@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/face_state.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "metrale/log.h"
+#include "metrale/switches.h"
+
+namespace metrale::detail {
+namespace {
+
+std::uint16_t next_owner_id() {
+  static std::atomic<std::uint32_t> next{1};
+  return static_cast<std::uint16_t>(next.fetch_add(1, std::memory_order_relaxed) % 0xFFFF + 1);
+}
+
+}  // namespace
+
+std::string at(const Site& site) { return fmt::format("{}:{}", site.file_name(), site.line()); }
+
+FaceState::FaceState(GpuBackend& owner, FaceOptions options)
+    : hooks(owner),
+      created_at_fork(fork_count()),
+      owner_id(next_owner_id()),
+      latch(std::make_shared<FaultLatch>()),
+      debug_sync_kernels(options.debug_sync_kernels.value_or(switches().debug_sync_kernels)),
+      unchecked_copies(options.unchecked_copies.value_or(switches().unchecked)),
+      red_zones(options.redzone_bytes.value_or(switches().redzone_bytes)),
+      streams(owner_id),
+      events(owner_id),
+      graphs(owner_id),
+      kernels(owner_id) {
+  if (options.flight_recorder) recorder = std::make_unique<FlightRecorder>();
+  observed.store(recorder != nullptr, std::memory_order_relaxed);
+}
+
+Error FaceState::lost(const Site& site) const {
+  if (in_forked_child()) {
+    return Error(Errc::device_lost, "this process was forked after the backend was made; make a new backend after fork", site);
+  }
+  if (latch->tripped()) return Error(Errc::device_lost, latch->reason(), site);
+  return Error(Errc::device_lost, fmt::format("the {} backend was shut down", hooks.name()), site);
+}
+
+Error FaceState::settle(Error error, const OpRecord& record) {
+  error = std::move(error).with_site(record.site);
+  if (error.code() != Errc::device_lost || !usable()) return error;
+  std::string reason = fmt::format("{}: {}", metrale::to_string(record.op), error.message());
+  if (error.native_code() != 0) reason += fmt::format(" [driver {}: {}]", error.native_code(), error.native_text());
+  if (latch->trip(reason)) {
+    log(LogLevel::error, fmt::format("device {} is lost: {}; called from {}", device_key, reason, at(record.site)));
+    if (recorder) log(LogLevel::error, fmt::format("last operations, newest last:\n{}", recorder->to_string()));
+  }
+  return error;
+}
+
+void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
+  record.outcome = outcome;
+  record.time_ns = static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  if (recorder) recorder->on_op(record);
+  std::shared_lock lock(observers_mutex);
+  for (Observer* observer : observers) observer->on_op(record);
+}
+
+// ---- guards ----
+
+Result<> FaceState::guard_thread(Op op, const Site& site) {
+  if (!captures.any_open()) [[likely]]
+    return {};
+  for (const CaptureTable::Summary& held : captures.held_by_this_thread()) {
+    if (!held.abort_requested) {
+      return Error(Errc::capture_unsafe,
+                   fmt::format("{}: this thread holds a capture begun at {}; call it before begin_capture or after end_capture",
+                               metrale::to_string(op), at(held.site)),
+                   site);
+    }
+    METRALE_TRY(discard_capture(held.id, held.origin));
+  }
+  return {};
+}
+
+Result<> FaceState::guard_device(Op op, const Site& site) {
+  for (const CaptureTable::Summary& open : captures.all()) {
+    if (open.abort_requested && open.mine) {
+      METRALE_TRY(discard_capture(open.id, open.origin));
+      continue;
+    }
+    return Error(
+        Errc::capture_unsafe,
+        fmt::format("{}: a capture begun at {} is open on this device; end it first", metrale::to_string(op), at(open.site)), site);
+  }
+  return {};
+}
+
+Result<> FaceState::guard_not_captured(Op op, std::uint32_t capture, const Site& site) {
+  if (capture == 0) [[likely]]
+    return {};
+  const auto summary = captures.summary(capture);
+  if (!summary) return {};  // ended meanwhile
+  if (summary->abort_requested && summary->mine) return discard_capture(summary->id, summary->origin);
+  return Error(Errc::capture_unsafe,
+               fmt::format("{}: the stream or event takes part in a capture begun at {}; end the capture first",
+                           metrale::to_string(op), at(summary->site)),
+               site);
+}
+
+Result<> FaceState::guard_enqueue(Op op, StreamRecord& stream, const Site& site) {
+  const std::uint32_t id = stream.capture.load(std::memory_order_acquire);
+  if (id == 0) [[likely]]
+    return {};
+  const auto summary = captures.summary(id);
+  if (!summary || !summary->abort_requested) return {};
+  if (summary->mine) METRALE_TRY(discard_capture(summary->id, summary->origin));
+  return Error(Errc::capture_unsafe,
+               fmt::format("{}: the capture begun at {} was aborted by another thread at {}; its work was discarded",
+                           metrale::to_string(op), at(summary->site), at(summary->abort_site)),
+               site);
+}
+
+// ---- handles ----
+
+namespace {
+template <class Record, class HandleType>
+Result<Record*> find(const HandleTable<Record>& table, HandleType handle, std::string_view noun, const Site& site) {
+  if (Record* record = table.find(handle.value)) [[likely]]
+    return record;
+  if (!handle) return Error(Errc::invalid_argument, fmt::format("the {} handle is null", noun), site);
+  return Error(Errc::invalid_argument,
+               fmt::format("{} handle {:#x} is not live here: it was destroyed, or belongs to another backend", noun, handle.value),
+               site);
+}
+}  // namespace
+
+Result<StreamRecord*> FaceState::stream(StreamHandle handle, const Site& site) const {
+  return find(streams, handle, "stream", site);
+}
+Result<EventRecord*> FaceState::event(EventHandle handle, const Site& site) const { return find(events, handle, "event", site); }
+Result<GraphRecord*> FaceState::graph(GraphHandle handle, const Site& site) const { return find(graphs, handle, "graph", site); }
+Result<KernelRecord*> FaceState::kernel(KernelHandle handle, const Site& site) const {
+  return find(kernels, handle, "kernel", site);
+}
+
+Result<StreamRecord*> FaceState::stream_for_work(Op op, StreamHandle handle, const Site& site) {
+  StreamRecord* record = METRALE_TRY(stream(handle, site));
+  METRALE_TRY(guard_enqueue(op, *record, site));
+  return record;
+}
+
+// ---- captures and the memory that graphs name ----
+
+std::optional<Capture> FaceState::close_capture(std::uint32_t id) {
+  std::optional<Capture> capture = captures.close(id);
+  if (!capture) return std::nullopt;
+  for (const StreamHandle handle : capture->streams) {
+    if (StreamRecord* record = streams.find(handle.value)) {
+      std::uint32_t expected = id;
+      record->capture.compare_exchange_strong(expected, 0);
+    }
+  }
+  for (const EventHandle handle : capture->events) {
+    EventRecord* record = events.find(handle.value);
+    std::uint32_t expected = id;
+    // What was recorded inside marks no work outside: such an event counts as never recorded.
+    if (record != nullptr && record->capture.compare_exchange_strong(expected, 0)) record->recorded.store(false);
+  }
+  return capture;
+}
+
+Result<> FaceState::discard_capture(std::uint32_t id, StreamHandle origin) {
+  StreamRecord* record = streams.find(origin.value);
+  Result<> ended;
+  if (record != nullptr && usable()) ended = hooks.do_abort_capture(record->native);
+  if (auto capture = close_capture(id)) {
+    std::vector<NamedBlock> names;
+    for (const auto& [key, name] : capture->names) names.push_back(name);
+    drop_names(names);
+  }
+  return ended;
+}
+
+void FaceState::name_device(StreamRecord& stream, DevicePtr ptr) {
+  const std::uint32_t id = stream.capture.load(std::memory_order_acquire);
+  if (id == 0 || !ptr) return;
+  captures.with(id, [&](Capture& capture) {
+    const auto block = device.find(ptr);
+    if (!block || capture.names.contains(block->base.address)) return;
+    if (const auto named = device.add_graph_ref(block->base)) {
+      capture.names[named->base.address] = {false, named->base, named->generation};
+    }
+  });
+}
+
+void FaceState::name_host(StreamRecord& stream, const void* ptr) {
+  const std::uint32_t id = stream.capture.load(std::memory_order_acquire);
+  if (id == 0) return;
+  const DevicePtr address{reinterpret_cast<std::uintptr_t>(ptr)};
+  captures.with(id, [&](Capture& capture) {
+    const auto block = host.find(address);
+    if (!block) return;
+    const std::uint64_t key = block->base.address | std::uint64_t{1} << 63;
+    if (capture.names.contains(key)) return;
+    if (const auto named = host.add_graph_ref(block->base)) capture.names[key] = {true, named->base, named->generation};
+  });
+}
+
+void FaceState::drop_names(const std::vector<NamedBlock>& names) {
+  for (const NamedBlock& name : names) (name.in_host_table ? host : device).drop_graph_ref(name.base, name.generation);
+}
+
+void FaceState::mark_replays_on(StreamRecord& stream) {
+  for (const std::uint64_t handle : graphs.handles()) {
+    GraphRecord* record = graphs.find(handle);
+    if (record == nullptr) continue;
+    std::lock_guard lock(record->mutex);
+    const auto it = std::find(record->launched_on.begin(), record->launched_on.end(), stream.handle);
+    if (it == record->launched_on.end()) continue;
+    record->launched_on.erase(it);
+    if (auto event = hooks.do_create_event(false)) {
+      if (hooks.do_record_event(*event, stream.native)) record->pending_replays.push_back(*event);
+    }
+  }
+}
+
+void FaceState::reap_retired_graphs() {
+  std::vector<RetiredGraph> done;
+  {
+    std::lock_guard lock(retired_mutex);
+    std::erase_if(retired_graphs, [&](RetiredGraph& graph) {
+      std::erase_if(graph.replays, [&](NativeEvent event) {
+        if (usable() && !hooks.do_event_query(event).value_or(true)) return false;
+        if (usable()) static_cast<void>(hooks.do_destroy_event(event).has_value());
+        return true;
+      });
+      if (!graph.replays.empty()) return false;
+      done.push_back(std::move(graph));
+      return true;
+    });
+  }
+  for (const RetiredGraph& graph : done) drop_names(graph.names);
+}
+
+Result<> FaceState::retire_graph(std::uint64_t handle, bool wait_for_replays) {
+  GraphRecord* record = graphs.find(handle);
+  if (record == nullptr) return {};
+  RetiredGraph retired;
+  NativeGraph native;
+  {
+    std::lock_guard lock(record->mutex);
+    native = record->native;
+    if (usable() && wait_for_replays) {
+      for (const StreamHandle launched : record->launched_on) {
+        StreamRecord* stream = streams.find(launched.value);
+        if (stream == nullptr) continue;
+        auto event = hooks.do_create_event(false);
+        if (event && hooks.do_record_event(*event, stream->native)) retired.replays.push_back(*event);
+      }
+    }
+    retired.replays.insert(retired.replays.end(), record->pending_replays.begin(), record->pending_replays.end());
+    retired.names = std::move(record->names);
+    retired.capture_site = record->capture_site;
+    record->launched_on.clear();
+    record->pending_replays.clear();
+    record->names.clear();
+  }
+  if (!graphs.erase(handle)) return {};
+  Result<> destroyed;
+  if (usable()) destroyed = hooks.do_destroy_graph(native);
+  {
+    std::lock_guard lock(retired_mutex);
+    retired_graphs.push_back(std::move(retired));
+  }
+  reap_retired_graphs();
+  return destroyed;
+}
+
+Error FaceState::in_use(const Allocation& block, const Site& site) {
+  Site capture_site = site;
+  std::string_view state = "a live graph";
+  bool found = false;
+  const auto names_it = [&](const NamedBlock& name) { return name.base == block.base && name.generation == block.generation; };
+  for (const std::uint64_t handle : graphs.handles()) {
+    GraphRecord* record = graphs.find(handle);
+    if (record == nullptr) continue;
+    std::lock_guard lock(record->mutex);
+    if (std::any_of(record->names.begin(), record->names.end(), names_it)) capture_site = record->capture_site, found = true;
+  }
+  if (!found) {
+    std::lock_guard lock(retired_mutex);
+    for (const RetiredGraph& graph : retired_graphs) {
+      if (!std::any_of(graph.names.begin(), graph.names.end(), names_it)) continue;
+      capture_site = graph.capture_site;
+      state = "a destroyed graph whose last replay still runs";
+      found = true;
+    }
+  }
+  if (!found) {
+    for (const CaptureTable::Summary& open : captures.all()) {
+      captures.with(open.id, [&](Capture& capture) {
+        for (const auto& [key, name] : capture.names) {
+          if (names_it(name)) capture_site = capture.site, state = "an open capture";
+        }
+      });
+    }
+  }
+  return Error(Errc::in_use,
+               fmt::format("{} bytes at {:#x} allocated at {} are named by {} captured at {}; freed at {}; destroy the graph first",
+                           block.bytes, block.base.address, at(block.site), state, at(capture_site), at(site)),
+               site);
+}
+
+}  // namespace metrale::detail

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the face of every backend keeps, and the rules it applies before a hook runs. The public methods are in backend_*.cpp, one file a
+// section of backend.h; each wraps its body in `run`, which refuses a lost device, notes the outcome for observers and latches faults.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/capture_table.h"
+#include "core/fault_latch.h"
+#include "core/handle_table.h"
+#include "core/red_zones.h"
+#include "core/stream_pool.h"
+#include "metrale/backend.h"
+#include "metrale/op_cache.h"
+#include "metrale/span_timer.h"
+
+namespace metrale::detail {
+
+using Site = std::source_location;
+
+struct StreamRecord {
+  StreamHandle handle;
+  NativeStream native;
+  std::atomic<std::uint32_t> capture{0};  ///< The capture it takes part in; 0: none.
+  bool is_default = false;
+  bool is_foreign = false;
+  PoolLists pool;
+};
+
+struct EventRecord {
+  EventHandle handle;
+  NativeEvent native;
+  std::atomic<std::uint32_t> capture{0};  ///< The open capture it was last recorded in; 0: none.
+  std::atomic<bool> recorded{false};
+  bool timed = false;
+};
+
+struct KernelRecord {
+  NativeKernel native;
+  KernelFacts facts;
+  std::uint64_t param_bytes_total = 0;
+  std::string module;
+  std::string function;
+};
+
+struct GraphRecord {
+  NativeGraph native;
+  Site capture_site;
+  std::mutex mutex;
+  std::vector<NamedBlock> names;
+  std::vector<StreamHandle> launched_on;     ///< Streams whose last replay may be in flight.
+  std::vector<NativeEvent> pending_replays;  ///< Recorded behind replays on streams that were captured or destroyed since.
+};
+
+/// A destroyed graph whose last replays may still run: its memory stays named until these events are done.
+struct RetiredGraph {
+  std::vector<NativeEvent> replays;
+  std::vector<NamedBlock> names;
+  Site capture_site;
+};
+
+constexpr std::uint32_t kind_bit(MemoryKind kind) { return 1u << static_cast<unsigned>(kind); }
+
+/// The sentence that names a call site in messages.
+std::string at(const Site& site);
+
+struct FaceState {
+  FaceState(GpuBackend& owner, FaceOptions options);
+
+  GpuBackend& hooks;  ///< Its do_… methods are reached from here.
+  const unsigned created_at_fork;
+  const std::uint16_t owner_id;
+  std::string device_key;
+  std::shared_ptr<FaultLatch> latch;
+  std::atomic<bool> shut_down{false};
+  std::mutex shutdown_mutex;
+  Capabilities capabilities;
+
+  bool debug_sync_kernels = false;
+  bool unchecked_copies = false;
+  std::atomic<std::uint64_t> budget_bytes{UINT64_MAX};
+
+  AllocLedger device;  ///< Device addresses.
+  AllocLedger host;    ///< The pinned table: host addresses.
+  std::mutex alias_mutex;
+  std::unordered_map<std::uint64_t, DevicePtr> aliases;           ///< Host base of pinned memory → device alias.
+  std::unordered_map<std::uint64_t, std::string> adopted_labels;  ///< Adopted base → label. Guarded by alias_mutex.
+  RedZones red_zones;
+  StreamPool pool;
+  std::atomic<std::uint64_t> abandoned_bytes{0};
+  std::atomic<std::uint64_t> num_pageable_copies{0};
+  std::atomic<bool> warned_pageable{false};
+
+  HandleTable<StreamRecord> streams;
+  HandleTable<EventRecord> events;
+  HandleTable<GraphRecord> graphs;
+  HandleTable<KernelRecord> kernels;
+  StreamHandle default_stream;
+  CaptureTable captures;
+  std::mutex retired_mutex;
+  std::vector<RetiredGraph> retired_graphs;
+
+  std::mutex audit_mutex;
+  KernelAudit audit;
+  std::vector<std::pair<std::string, std::string>> declared_absent;
+  std::mutex sm_count_mutex;
+  std::optional<std::uint32_t> sm_count;
+  std::unique_ptr<KernelRegistry> registry;  ///< Wraps the backend's, so that globals become known to copies.
+
+  std::unique_ptr<FlightRecorder> recorder;
+  std::atomic<bool> observed{false};  ///< The recorder or an observer listens.
+  std::shared_mutex observers_mutex;
+  std::vector<Observer*> observers;
+
+  std::unique_ptr<OpCache> op_cache;
+  std::unique_ptr<SpanTimer> timer;
+
+  // ---- outcome of a call ----
+
+  bool in_forked_child() const noexcept { return fork_count() != created_at_fork; }
+  bool usable() const noexcept { return !latch->tripped() && !shut_down.load(std::memory_order_acquire) && !in_forked_child(); }
+  /// The error every call gets when not `usable`.
+  Error lost(const Site& site) const;
+
+  /// Runs the body of a public method unless the device is lost, and notes its outcome.
+  template <class Body>
+  auto run(OpRecord record, Body&& body) -> decltype(body()) {
+    if (!usable()) [[unlikely]]
+      return lost(record.site);
+    return run_always(record, std::forward<Body>(body));
+  }
+  /// As `run`, for calls that release: they go on without the device.
+  template <class Body>
+  auto run_always(OpRecord& record, Body&& body) -> decltype(body()) {
+    auto result = body();
+    if (!result) [[unlikely]]
+      result = settle(std::move(result).error(), record);
+    if (observed.load(std::memory_order_relaxed)) [[unlikely]]
+      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()));
+    return result;
+  }
+  /// Gives a failure its caller's site and latches a lost device.
+  Error settle(Error error, const OpRecord& record);
+  void notify(OpRecord& record, std::uint8_t outcome);
+
+  // ---- guards: each answers ok or the error to return ----
+
+  /// Refuses on a thread that holds a capture; ends its captures that another thread aborted.
+  Result<> guard_thread(Op op, const Site& site);
+  /// Refuses while any capture is open on the device.
+  Result<> guard_device(Op op, const Site& site);
+  /// Refuses on a captured stream or event, from any thread.
+  Result<> guard_not_captured(Op op, std::uint32_t capture, const Site& site);
+  /// For work enqueued on a captured stream: refuses, and ends if it is this thread's, a capture that was aborted.
+  Result<> guard_enqueue(Op op, StreamRecord& stream, const Site& site);
+
+  Result<StreamRecord*> stream(StreamHandle handle, const Site& site) const;
+  Result<EventRecord*> event(EventHandle handle, const Site& site) const;
+  Result<GraphRecord*> graph(GraphHandle handle, const Site& site) const;
+  Result<KernelRecord*> kernel(KernelHandle handle, const Site& site) const;
+  /// The stream ready for work: known, and its capture, if any, not aborted.
+  Result<StreamRecord*> stream_for_work(Op op, StreamHandle handle, const Site& site);
+
+  // ---- captures and graphs ----
+
+  /// Takes a capture out of the table and undoes its marks on streams and events; the names stay referenced.
+  std::optional<Capture> close_capture(std::uint32_t id);
+  /// Ends a capture without a graph.
+  Result<> discard_capture(std::uint32_t id, StreamHandle origin);
+  /// Remembers that a captured stream's work uses the block at `ptr`; unknown memory is ignored.
+  void name_device(StreamRecord& stream, DevicePtr ptr);
+  void name_host(StreamRecord& stream, const void* ptr);
+  void drop_names(const std::vector<NamedBlock>& names);
+  /// Records an event behind the replays that are in flight on `stream`, before it is captured or destroyed.
+  void mark_replays_on(StreamRecord& stream);
+  /// Lets go of the memory of destroyed graphs whose replays are done.
+  void reap_retired_graphs();
+  Result<> retire_graph(std::uint64_t handle, bool wait_for_replays);
+  /// "in_use" with the three sites.
+  Error in_use(const Allocation& block, const Site& site);
+
+  // ---- memory ----
+
+  Result<DevicePtr> allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
+  /// Budget, device, then pool trimmed and one retry; `try_alloc(bytes)` is the backend's.
+  Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
+  Error out_of_memory(Op op, std::uint64_t bytes, const Site& site, std::string_view why);
+  Result<> release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
+  /// Explains an address that is no live base.
+  Error not_a_base(std::string_view what, DevicePtr ptr, const Site& site) const;
+  Result<DeviceMemoryInfo> memory_info();
+
+  /// Refuses a device range that does not lie in one known block.
+  Result<> check_device(std::string_view what, DevicePtr ptr, std::uint64_t bytes, const Site& site) const {
+    if (unchecked_copies || device.check(ptr, bytes) == AllocLedger::Range::inside) return {};
+    return explain_range(what, ptr, bytes, site);
+  }
+  Error explain_range(std::string_view what, DevicePtr ptr, std::uint64_t bytes, const Site& site) const;
+  Result<> check_host(const void* ptr, std::uint64_t bytes, const Site& site) const;
+  /// While capturing takes pinned memory only and names it; otherwise counts pageable memory.
+  Result<> note_host_end(Op op, StreamRecord& stream, const void* ptr, std::uint64_t bytes, const Site& site);
+};
+
+}  // namespace metrale::detail

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HandleTable: issues the handles of one kind of object and finds the object behind one without a lock. A handle is
+// [owner:16][generation:24][slot + 1:24], so a stale handle and one of another backend are told from a live one. Objects are made once a
+// slot and reused; a caller that races a destroy with a use sees a reset object, never freed memory. Any thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace metrale::detail {
+
+template <class T>
+class HandleTable {
+ public:
+  /// `owner` marks the handles of one backend.
+  explicit HandleTable(std::uint16_t owner) : owner_(owner) {}
+  HandleTable(const HandleTable&) = delete;
+  HandleTable& operator=(const HandleTable&) = delete;
+  ~HandleTable() {
+    for (auto& chunk : chunks_) delete chunk.load(std::memory_order_relaxed);
+  }
+
+  /// Makes an object with `init(object)` and returns its handle, or 0 when the table is full.
+  template <class Init>
+  std::uint64_t insert(Init&& init) {
+    std::lock_guard lock(mutex_);
+    std::uint32_t index = 0;
+    if (!free_.empty()) {
+      index = free_.back();
+      free_.pop_back();
+    } else {
+      if (size_ == kChunks * kChunkSlots) return 0;
+      index = size_++;
+      if (index % kChunkSlots == 0) chunks_[index / kChunkSlots].store(new Chunk, std::memory_order_release);
+    }
+    Slot& slot = slot_at(index);
+    const std::uint64_t value = handle_of(index, (slot.generation + 1) & kGenerationMask);
+    init(slot.object, value);
+    slot.generation = (slot.generation + 1) & kGenerationMask;
+    slot.live.store(value, std::memory_order_release);
+    return value;
+  }
+
+  /// The object of a live handle, else null.
+  T* find(std::uint64_t value) const noexcept {
+    const std::uint64_t index = (value & kIndexMask) - 1;  // 0 wraps to a chunk that does not exist
+    if (index >= kChunks * kChunkSlots) return nullptr;
+    Chunk* chunk = chunks_[index / kChunkSlots].load(std::memory_order_acquire);
+    if (chunk == nullptr) return nullptr;
+    Slot& slot = (*chunk)[index % kChunkSlots];
+    return slot.live.load(std::memory_order_acquire) == value ? &slot.object : nullptr;
+  }
+
+  /// Makes the handle stale; true for exactly one caller. The object is reused by a later `insert`.
+  bool erase(std::uint64_t value) {
+    std::lock_guard lock(mutex_);
+    if (find(value) == nullptr) return false;
+    const auto index = static_cast<std::uint32_t>((value & kIndexMask) - 1);
+    slot_at(index).live.store(0, std::memory_order_release);
+    free_.push_back(index);
+    return true;
+  }
+
+  /// Handles live at this moment.
+  std::vector<std::uint64_t> handles() const {
+    std::lock_guard lock(mutex_);
+    std::vector<std::uint64_t> values;
+    for (std::uint32_t i = 0; i < size_; ++i) {
+      const std::uint64_t value = slot_at(i).live.load(std::memory_order_relaxed);
+      if (value != 0) values.push_back(value);
+    }
+    return values;
+  }
+
+ private:
+  static constexpr std::uint32_t kChunkSlots = 256;
+  static constexpr std::uint32_t kChunks = 4096;
+  static constexpr std::uint64_t kIndexMask = (1u << 24) - 1;
+  static constexpr std::uint32_t kGenerationMask = (1u << 24) - 1;
+
+  struct Slot {
+    std::atomic<std::uint64_t> live{0};  // the handle while the object lives
+    std::uint32_t generation = 0;
+    T object;
+  };
+  using Chunk = std::array<Slot, kChunkSlots>;
+
+  std::uint64_t handle_of(std::uint32_t index, std::uint32_t generation) const {
+    return std::uint64_t{owner_} << 48 | std::uint64_t{generation} << 24 | (index + 1);
+  }
+  Slot& slot_at(std::uint32_t index) const {
+    return (*chunks_[index / kChunkSlots].load(std::memory_order_relaxed))[index % kChunkSlots];
+  }
+
+  const std::uint16_t owner_;
+  mutable std::mutex mutex_;
+  std::vector<std::uint32_t> free_;
+  std::uint32_t size_ = 0;
+  std::array<std::atomic<Chunk*>, kChunks> chunks_{};
+};
+
+}  // namespace metrale::detail
