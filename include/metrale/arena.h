@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // BufferArena: the intermediate tensors of a forward pass, allocated once for a model so that the addresses in captured graphs stay
-// valid and the step loop allocates nothing. One table of (name, size, pointer) drives sizing, allocation, release, reports and tests.
-// Sizing is a pure function of shapes, and is free for any thread; an arena is made and released by one thread, and its pointers may be
-// read by any in between.
+// valid and the step loop allocates nothing. One table of (name, size, pointer) drives sizing, allocation, release, reports and
+// tests. Sizing is a pure function, for any thread; an arena is made and released by one thread, and any may read its pointers
+// between.
 #pragma once
 
 #include <array>
@@ -160,8 +160,11 @@ constexpr std::uint64_t max_blocks_per_sequence(const ArenaLimits& limits) noexc
   return limits.kv_block_size == 0 ? 256 : limits.max_seq_len / limits.kv_block_size + 1;
 }
 
-/// Where decode metadata lies in `scratch`, in bytes from its start, for R = decode_rows: positions u32 [R], adapter slots i32 [R], KV
-/// slots i64 [R], sequence lengths i32 [R], and block tables i32 [R, max_blocks_per_sequence] at a stride of whole rows.
+/// Bytes at the start of `scratch` that decode metadata leaves to other uses.
+inline constexpr std::uint64_t kDecodeMetadataOffset = 32768;
+
+/// Where decode metadata lies, in bytes from the start of `scratch`. R = decode_rows: positions u32 [R], adapter slots i32 [R], KV
+/// slots i64 [R], sequence lengths i32 [R], block tables i32 [R, max_blocks_per_sequence].
 struct DecodeMetadataLayout {
   std::uint64_t positions = 0;
   std::uint64_t adapter_slots = 0;
@@ -173,13 +176,14 @@ struct DecodeMetadataLayout {
 DecodeMetadataLayout decode_metadata_layout(const ArenaLimits& limits) noexcept;
 
 /// The size of every buffer. Allocates nothing.
-/// Errors: invalid_argument (no tokens, hidden size or vocabulary; or a size past 2^62 bytes: names the buffer).
+/// Errors: invalid_argument (no tokens, hidden size or vocabulary; or a size past 2^48 bytes: names the buffer).
 Result<ArenaSizes> arena_sizes(const ArenaShape& shape, const ArenaLimits& limits, const ArenaLevers& levers = {},
                                std::source_location site = std::source_location::current());
 
 class BufferArena final : public ModelResource {
  public:
-  /// Allocates each buffer at exactly its size and fills `norm_unit_w` with zeros: norms multiply by 1 + weight, so it makes them plain.
+  /// Allocates each buffer at exactly its size and fills `norm_unit_w` with zeros: norms multiply by 1 + weight, so that one is
+  /// plain.
   /// Ordering: blocks; not legal on a thread that holds a capture.
   /// Errors: as `GpuBackend::alloc`, naming the buffer; what was allocated before is given back.
   static Result<std::unique_ptr<BufferArena>> create(GpuBackend& backend, const ArenaSizes& sizes,
@@ -197,7 +201,8 @@ class BufferArena final : public ModelResource {
   std::string report() const;
 
   std::string_view label() const noexcept override { return "buffer arena"; }
-  /// Frees every buffer and goes on after failures. A buffer that a graph names is kept for the next call; all others are null afterwards.
+  /// Frees every buffer and goes on after failures. A buffer that a graph names is kept for the next call; all others are null
+  /// then.
   /// Errors: the first, naming the buffer; invalid_argument (another backend: nothing is done).
   Result<> release(GpuBackend& backend) override;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceBuffer: one block of device memory with an owner. It holds its backend by reference, so the backend outlives it, and gives the
-// block back when it dies. Move-only; one thread at a time, while views of the memory go where they like.
+// DeviceBuffer: one block of device memory with an owner. It holds its backend by reference, so the backend outlives it, and gives
+// the block back when it dies. Move-only; one thread at a time, while views of the memory go where they like.
 #pragma once
 
 #include <cstdint>

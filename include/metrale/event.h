@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Event: a mark in a stream with an owner. It holds its backend by reference, so the backend outlives it. Move-only; one thread at a
-// time, while the handle may be used from any.
+// Event: a mark in a stream with an owner. It holds its backend by reference, so the backend outlives it. Move-only; one thread at
+// a time, while the handle may be used from any.
 #pragma once
 
 #include <cstdint>

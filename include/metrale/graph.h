@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Graph: recorded work with an owner; the memory it names cannot be freed while it lives. CaptureScope: the recording itself, which is
-// aborted when an error leaves the scope, so that the stream runs work again. Both hold their backend by reference, so the backend
-// outlives them, and are move-only. A Graph is for one thread at a time; a CaptureScope stays on the thread that began it.
+// Graph: recorded work with an owner; the memory it names cannot be freed while it lives. CaptureScope: the recording itself, which
+// is aborted when an error leaves the scope, so that the stream runs work again. Both hold their backend by reference, so the
+// backend outlives them, and are move-only. A Graph is for one thread at a time; a CaptureScope stays on the thread that began it.
 #pragma once
 
 #include <source_location>
@@ -47,7 +47,8 @@ class CaptureScope {
   bool active() const noexcept { return backend_ != nullptr; }
   StreamHandle stream() const noexcept { return stream_; }
 
-  /// Tells the capture that its work uses the block containing `ptr`. Errors: as `GpuBackend::capture_uses`; invalid_argument when ended.
+  /// Tells the capture that its work uses the block containing `ptr`. Errors: as `GpuBackend::capture_uses`; invalid_argument when
+  /// ended.
   Result<> uses(DevicePtr ptr, std::source_location site = std::source_location::current()) const;
 
   /// Ends the capture and makes a graph of it. The scope is over afterwards, whatever the result.

@@ -51,7 +51,8 @@ class HandleOwner {
   explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   /// Gives the handle back; again: a no-op.
-  /// Errors: as the backend's destroy call. After capture_unsafe, in_use and busy it still owns the handle; after others it is empty.
+  /// Errors: as the backend's destroy call. After capture_unsafe, in_use and busy it still owns the handle; after others it is
+  ///   empty.
   Result<> release(std::source_location site = std::source_location::current()) {
     if (!handle_) return {};
     Result<> result = Traits::destroy(*backend_, handle_, site);

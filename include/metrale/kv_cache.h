@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PagedKvCache: keys and values of attention layers in blocks of tokens. One block index spans all layers: block 7 is block 7 of every
-// pool. Each layer has two pools, K and V, row-major [num_blocks, block_size, num_kv_heads, head_dim], with its own element type and
-// heads for each. The pools are separate allocations, so that red zones and copy checks see the end of each one. Blocks are counted by
-// reference and handed out last freed first. It holds its backend by reference. One thread at a time, by the caller's own lock; pool
-// addresses never change and may be read by any thread.
+// PagedKvCache: keys and values of attention layers in blocks of tokens. One block index spans all layers: block 7 is block 7 of
+// every pool. Each layer has two pools, K and V, row-major [num_blocks, block_size, num_kv_heads, head_dim], with its own element
+// type and heads for each. The pools are separate allocations, so that red zones and copy checks see the end of each one. Blocks
+// are counted by reference and handed out last freed first. It holds its backend by reference. One thread at a time, by the
+// caller's own lock; pool addresses never change and may be read by any thread.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,8 @@ struct KvLayout {
   /// The same heads and type on both sides of `num_layers` layers.
   static KvLayout uniform(std::uint32_t num_layers, std::uint32_t num_kv_heads, std::uint32_t head_dim, DType dtype,
                           std::uint32_t block_size = 16);
-  /// Errors: invalid_argument (no layers, a size of 0, an element type that is not offered, more than 2^62 bytes: names layer and side).
+  /// Errors: invalid_argument (no layers, a size of 0, an element type that is not offered, more than 2^62 bytes: names layer and
+  ///   side).
   Result<> validate(std::source_location site = std::source_location::current()) const;
   /// Bytes of one block of one side. The layout is valid.
   std::uint64_t block_bytes(const KvSide& side) const noexcept;
@@ -71,8 +72,8 @@ struct KvOptions {
 class PagedKvCache final : public ModelResource {
  public:
   /// Allocates the pools; contents are unspecified.
-  /// Errors: invalid_argument (the layout; no blocks, or 2^31 and more), otherwise as `GpuBackend::alloc`, naming layer and side; what
-  ///   was allocated before is given back.
+  /// Errors: invalid_argument (the layout; no blocks, or 2^31 and more), otherwise as `GpuBackend::alloc`, naming layer and side;
+  ///   what was allocated before is given back.
   static Result<std::unique_ptr<PagedKvCache>> create(GpuBackend& backend, KvLayout layout, std::uint32_t num_blocks,
                                                       KvOptions options = {},
                                                       std::source_location site = std::source_location::current());
@@ -99,7 +100,8 @@ class PagedKvCache final : public ModelResource {
   /// Adds a reference. Errors: out_of_range (no such block), invalid_argument (the block is free, or has 2^32 - 1 references).
   Result<> add_ref(std::uint32_t block, std::source_location site = std::source_location::current());
   /// Drops a reference; the block is free when that was the last, and the next to be taken.
-  /// Errors: out_of_range, invalid_argument (the block is free already: names it and, with trace, its history). Nothing changes then.
+  /// Errors: out_of_range, invalid_argument (the block is free already: names it and, with trace, its history). Nothing changes
+  ///   then.
   Result<> drop_ref(std::uint32_t block, std::source_location site = std::source_location::current());
   /// References of a block; 0: free, or no such block.
   std::uint32_t ref_count(std::uint32_t block) const noexcept { return block < refs_.size() ? refs_[block] : 0; }
@@ -119,8 +121,8 @@ class PagedKvCache final : public ModelResource {
   Result<> poison_block(std::uint32_t block, StreamHandle stream, std::source_location site = std::source_location::current());
 
   std::string_view label() const noexcept override { return "kv cache"; }
-  /// Frees every pool, going on after failures, and forgets all blocks: later references fail. A pool that a graph names is kept for
-  /// the next call. Errors: the first; invalid_argument (another backend: nothing is done).
+  /// Frees every pool, going on after failures, and forgets all blocks: later references fail. A pool that a graph names is kept
+  /// for the next call. Errors: the first; invalid_argument (another backend: nothing is done).
   Result<> release(GpuBackend& backend) override;
 
  private:
@@ -149,8 +151,8 @@ class PagedKvCache final : public ModelResource {
   std::vector<std::vector<TraceEntry>> traces_;  // by block, oldest first; empty without trace
 };
 
-/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference and drops its references when it
-/// dies. Move-only; under the cache's lock.
+/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference and drops its references when
+/// it dies. Move-only; under the cache's lock.
 class BlockTable {
  public:
   explicit BlockTable(PagedKvCache& cache) noexcept : cache_(&cache) {}

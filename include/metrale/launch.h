@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launch: builds one kernel launch on the stack. Arguments are copied into the builder, tensor maps and structs included, so temporaries
-// are fine and nothing touches the heap; it is therefore some 7 KiB large and is neither copied nor moved. One thread at a time.
+// Launch: builds one kernel launch on the stack. Arguments are copied into the builder, tensor maps and structs included, so
+// temporaries are fine and nothing touches the heap; it is therefore some 7 KiB large and is neither copied nor moved. One thread
+// at a time.
 //
 //   METRALE_TRY(Launch(backend, kernel).grid({blocks}).block({256}).arg_ptr(x).arg_u32(n).launch(stream));
 //
@@ -62,7 +63,8 @@ class Launch {
   std::span<const KernelArg> args() const noexcept { return {reinterpret_cast<const KernelArg*>(args_), num_args_}; }
 
   /// Enqueues the kernel. The builder may launch again.
-  /// Errors: as `GpuBackend::launch_typed`, and invalid_argument when there were more than kMaxKernelArgs arguments or kMaxKernelArgBytes.
+  /// Errors: as `GpuBackend::launch_typed`, and invalid_argument when more than kMaxKernelArgs arguments or kMaxKernelArgBytes
+  ///   came.
   Result<> launch(StreamHandle stream, std::source_location site = std::source_location::current()) const;
 
  private:

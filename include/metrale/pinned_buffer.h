@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PinnedBuffer: page-locked host memory with an owner, zeroed when made. It holds its backend by reference, so the backend outlives it.
-// Move-only; one thread at a time.
+// PinnedBuffer: page-locked host memory with an owner, zeroed when made. It holds its backend by reference, so the backend outlives
+// it. Move-only; one thread at a time.
 #pragma once
 
 #include <cstddef>

@@ -38,15 +38,15 @@ enum class Errc : std::uint8_t {
 /// The enumerator's name, e.g. "out_of_memory".
 std::string_view to_string(Errc code) noexcept;
 
-/// One failure. Owns its text. Move-only; `clone()` copies on purpose.
+/// One failure. Owns its text; a copy copies it.
 class [[nodiscard]] Error {
  public:
   Error(Errc code, std::string message, std::source_location site = std::source_location::current());
 
   Error(Error&&) noexcept = default;
   Error& operator=(Error&&) noexcept = default;
-  Error(const Error&) = delete;
-  Error& operator=(const Error&) = delete;
+  Error(const Error& other) : body_(std::make_unique<Body>(*other.body_)) {}
+  Error& operator=(const Error& other) { return *this = Error(other); }
   ~Error() = default;
 
   Errc code() const noexcept { return body_->code; }
@@ -66,7 +66,6 @@ class [[nodiscard]] Error {
   Error with_site(std::source_location site) &&;
   /// Adds a line of context, e.g. "while loading layer 7".
   Error with_note(std::string note) &&;
-  Error clone() const;
 
   /// One line: "out_of_memory: <message> [driver 2: <text>] (file.cpp:12); <note>; <note>".
   std::string to_string() const;

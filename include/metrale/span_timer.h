@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SpanTimer: how long work took on the device, measured by pairs of timed events in a ring and read without ever waiting. It belongs to
-// its backend. The entry points are the same on every backend; where there are no timed events, arming answers unsupported and the rest
-// does nothing. While it is off, beginning a span is one relaxed load. Any thread may time; one thread at a time arms and releases.
+// SpanTimer: how long work took on the device, measured by pairs of timed events in a ring and read without ever waiting. It
+// belongs to its backend. The entry points are the same on every backend; where there are no timed events, arming answers
+// unsupported and the rest does nothing. While it is off, beginning a span is one relaxed load. Any thread may time; one thread at
+// a time arms and releases.
 #pragma once
 
 #include <atomic>
@@ -53,7 +54,8 @@ class SpanTimer {
   ~SpanTimer();
 
   /// Makes the events at the first call, and turns timing on.
-  /// Errors: unsupported (Capability::timed_events), otherwise as `GpuBackend::create_timed_event`; timing stays off, nothing is kept.
+  /// Errors: unsupported (Capability::timed_events), otherwise as `GpuBackend::create_timed_event`; timing stays off, nothing is
+  ///   kept.
   Result<> arm(std::source_location site = std::source_location::current());
   /// Turns timing off; spans already begun can be ended and harvested.
   void disarm() noexcept { armed_.store(false, std::memory_order_relaxed); }

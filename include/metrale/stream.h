@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stream: a queue of device work with an owner. It holds its backend by reference, so the backend outlives it. Destroying it returns at
-// once and pending work completes. Move-only; one thread at a time, while the handle may be used from any.
+// Stream: a queue of device work with an owner. It holds its backend by reference, so the backend outlives it. Destroying it
+// returns at once and pending work completes. Move-only; one thread at a time, while the handle may be used from any.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Teardown: unloads a model in order and says what came back. Made before the model's first allocation, it takes each resource as it is
-// made and releases them newest first. It holds the backend by reference. One thread at a time; while it runs nothing else allocates or
-// frees on the backend, or the figures of the receipt mix.
+// Teardown: unloads a model in order and says what came back. Made before the model's first allocation, it takes each resource as
+// it is made and releases them newest first. It holds the backend by reference. One thread at a time; while it runs nothing else
+// allocates or frees on the backend, or the figures of the receipt mix.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@
 
 namespace metrale {
 
-/// What an unload gave back. Bytes are those of blocks that the backend handed out and frees: device, managed, pooled, arena and pinned
-/// memory; registered and adopted memory and module globals belong to others and are left out.
+/// What an unload gave back. Bytes are those of blocks that the backend handed out and frees: device, managed, pooled, arena and
+/// pinned memory; registered and adopted memory and module globals belong to others and are left out.
 struct Receipt {
   /// One step. Its blocks are those on the ledger before the step and not after it.
   struct Line {
@@ -36,8 +36,8 @@ struct Receipt {
   std::uint64_t swept_bytes = 0;
   /// Dropped without being freed since the Teardown was made, because the device was lost.
   std::uint64_t abandoned_bytes = 0;
-  /// What the ledger holds now, less what it held when the Teardown was made. Above 0: something is still held. Below 0: the sweep took
-  /// memory that was there before the model.
+  /// What the ledger holds now, less what it held when the Teardown was made. Above 0: something is still held. Below 0: the sweep
+  /// took memory that was there before the model.
   std::int64_t balance_bytes = 0;
   std::int64_t balance_blocks = 0;
 

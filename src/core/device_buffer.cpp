@@ -54,7 +54,8 @@ Result<> DeviceBuffer::release_on(StreamHandle stream, std::source_location site
   if (!ptr_) return {};
   if (!stream_) {
     return Error(Errc::invalid_argument,
-                 fmt::format("release {} bytes at {:#x} on a stream: the block is not pooled; use release()", bytes_, ptr_.address), site);
+                 fmt::format("release {} bytes at {:#x} on a stream: the block is not pooled; use release()", bytes_, ptr_.address),
+                 site);
   }
   Result<> result = backend_->free_async(ptr_, stream, site);
   // A stream that has gone is the usual invalid_argument, and says nothing against the block.
@@ -74,8 +75,8 @@ void DeviceBuffer::release_and_log() noexcept {
   const DevicePtr ptr = ptr_;
   const std::uint64_t bytes = bytes_;
   if (const Result<> result = release(); !result) {
-    detail::log_warning_noexcept("{} bytes of device memory at {:#x} were not freed and are left to the sweep: {}", bytes, ptr.address,
-                                 result.error().to_string());
+    detail::log_warning_noexcept("{} bytes of device memory at {:#x} were not freed and are left to the sweep: {}", bytes,
+                                 ptr.address, result.error().to_string());
   }
   detach();
 }

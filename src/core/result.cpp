@@ -43,12 +43,6 @@ Error Error::with_note(std::string note) && {
   return std::move(*this);
 }
 
-Error Error::clone() const {
-  Error copy(body_->code, body_->message, body_->site);
-  *copy.body_ = *body_;
-  return copy;
-}
-
 std::string Error::to_string() const {
   std::string text = fmt::format("{}: {}", metrale::to_string(body_->code), body_->message);
   if (body_->native_code != 0) text += fmt::format(" [driver {}: {}]", body_->native_code, body_->native_text);

@@ -51,8 +51,8 @@ bool Receipt::clean() const noexcept {
 std::string Receipt::to_string() const {
   std::string text;
   for (const Line& line : lines) {
-    text += fmt::format("{}: {} bytes in {} blocks{}{}\n", line.label, line.bytes, line.blocks, line.failure.empty() ? "" : "; failed: ",
-                        line.failure);
+    text += fmt::format("{}: {} bytes in {} blocks{}{}\n", line.label, line.bytes, line.blocks,
+                        line.failure.empty() ? "" : "; failed: ", line.failure);
   }
   text += fmt::format("swept: {} bytes in {} blocks\n", swept_bytes, swept_blocks);
   if (abandoned_bytes != 0) text += fmt::format("abandoned on the lost device: {} bytes\n", abandoned_bytes);
