@@ -20,6 +20,9 @@
 
 namespace metrale {
 
+/// Arguments of a launch that a record keeps.
+inline constexpr std::size_t kRecordedArgs = 8;
+
 /// One operation. Fields that do not apply are 0.
 struct OpRecord {
   Op op{};
@@ -29,6 +32,8 @@ struct OpRecord {
   std::uint64_t dst = 0;  ///< Address written, allocated or freed; handle made or used.
   std::uint64_t src = 0;  ///< Address read.
   std::uint64_t bytes = 0;
+  std::array<std::uint64_t, kRecordedArgs> args{};  ///< First arguments of a launch: a Buffer's address, else the leading bytes.
+  std::uint32_t buffer_mask = 0;                    ///< Bit i: args[i] is a Buffer.
   KernelHandle kernel{};
   Dim3 grid{0, 0, 0};
   Dim3 block{0, 0, 0};

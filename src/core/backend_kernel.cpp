@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -45,18 +46,19 @@ class LedgeredRegistry final : public KernelRegistry {
 
 std::string geometry(Dim3 d) { return fmt::format("({}, {}, {})", d.x, d.y, d.z); }
 
+/// Keeps the first arguments for observers.
+void note_args(OpRecord& op, std::span<const KernelArg> args) {
+  for (std::size_t i = 0; i < std::min(args.size(), kRecordedArgs); ++i) {
+    std::memcpy(&op.args[i], args[i].data(), std::min<std::size_t>(args[i].size_bytes(), sizeof(op.args[i])));
+    if (args[i].is_buffer()) op.buffer_mask |= 1u << i;
+  }
+}
+
 std::string describe_args(std::span<const KernelArg> args, const FaceState& f) {
   std::string text;
   for (std::size_t i = 0; i < args.size(); ++i) {
     text += fmt::format("{}{}: ", i == 0 ? "" : ", ", i);
-    if (!args[i].is_buffer()) {
-      text += fmt::format("{} bytes", args[i].size_bytes());
-    } else if (const auto block = f.device.find(args[i].ptr())) {
-      text += fmt::format("{:#x} (+{} of {} bytes from {})", args[i].ptr().address, args[i].ptr().address - block->base.address,
-                          block->bytes, at(block->site));
-    } else {
-      text += fmt::format("{:#x} (in no known memory)", args[i].ptr().address);
-    }
+    text += args[i].is_buffer() ? f.describe_address(args[i].ptr()) : fmt::format("{} bytes", args[i].size_bytes());
   }
   return text;
 }
@@ -189,6 +191,8 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     METRALE_TRY(check_args(*k, args, site));
     if (attributes.any()) [[unlikely]]
       METRALE_TRY(check_attributes(f, *k, attributes, site));
+    if (f.observed.load(std::memory_order_relaxed)) [[unlikely]]
+      note_args(op, args);
     const LaunchDesc launch{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
     Result<> launched = do_launch(launch);
     const bool capturing = s->capture.load(std::memory_order_acquire) != 0;

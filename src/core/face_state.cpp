@@ -44,14 +44,39 @@ Error FaceState::lost(const Site& site) const {
   return Error(Errc::device_lost, fmt::format("the {} backend was shut down", hooks.name()), site);
 }
 
+std::string FaceState::describe_address(DevicePtr ptr) const {
+  const auto block = device.find(ptr);
+  if (!block) return fmt::format("{:#x} (in no known memory)", ptr.address);
+  return fmt::format("{:#x} (+{} of {} bytes from {})", ptr.address, ptr.address - block->base.address, block->bytes,
+                     at(block->site));
+}
+
+std::string FaceState::describe_last_operations() const {
+  std::string text;
+  for (const OpRecord& record : recorder->snapshot()) {
+    text += record.to_string();
+    if (const KernelRecord* launched = kernels.find(record.kernel.value)) {
+      text += fmt::format(" {}.{}", launched->module, launched->function);
+    }
+    for (std::size_t i = 0; record.op == Op::launch && i < std::min<std::size_t>(record.num_args, kRecordedArgs); ++i) {
+      const bool is_buffer = (record.buffer_mask >> i) & 1;
+      text += fmt::format(", argument {}: {}", i,
+                          is_buffer ? describe_address({record.args[i]}) : fmt::format("{:#x}", record.args[i]));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
 Error FaceState::settle(Error error, const OpRecord& record) {
   error = std::move(error).with_site(record.site);
   if (error.code() != Errc::device_lost || !usable()) return error;
   std::string reason = fmt::format("{}: {}", metrale::to_string(record.op), error.message());
   if (error.native_code() != 0) reason += fmt::format(" [driver {}: {}]", error.native_code(), error.native_text());
+  for (const std::string& note : error.notes()) reason += "; " + note;
   if (latch->trip(reason)) {
     log(LogLevel::error, fmt::format("device {} is lost: {}; called from {}", device_key, reason, at(record.site)));
-    if (recorder) log(LogLevel::error, fmt::format("last operations, newest last:\n{}", recorder->to_string()));
+    if (recorder) log(LogLevel::error, fmt::format("last operations, newest last:\n{}", describe_last_operations()));
   }
   return error;
 }

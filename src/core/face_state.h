@@ -147,6 +147,10 @@ struct FaceState {
       notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()));
     return result;
   }
+  /// An address with the block it falls in, for messages.
+  std::string describe_address(DevicePtr ptr) const;
+  /// The last operations, launches with their kernel's name and arguments; newest last.
+  std::string describe_last_operations() const;
   /// Gives a failure its caller's site and latches a lost device.
   Error settle(Error error, const OpRecord& record);
   void notify(OpRecord& record, std::uint8_t outcome);
