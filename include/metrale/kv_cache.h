@@ -136,6 +136,7 @@ class PagedKvCache final : public ModelResource {
   PagedKvCache(GpuBackend& backend, KvLayout layout, const KvOptions& options);
   DevicePtr pool(std::size_t index) const noexcept { return index < pools_.size() ? pools_[index].ptr() : DevicePtr{}; }
   Result<> check_block(std::uint32_t block, std::string_view what, std::source_location site) const;
+  Error refused(std::uint32_t block, std::string_view what, std::string_view why, std::source_location site) const;
   Result<> fill_block(std::uint32_t block, std::uint8_t value, StreamHandle stream, std::source_location site);
   void note(std::uint32_t block, Change change, std::source_location site);
   void poison_freed(std::uint32_t block, std::source_location site) noexcept;
@@ -151,8 +152,8 @@ class PagedKvCache final : public ModelResource {
   std::vector<std::vector<TraceEntry>> traces_;  // by block, oldest first; empty without trace
 };
 
-/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference and drops its references when
-/// it dies. Move-only; under the cache's lock.
+/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference, so the cache outlives it, and
+/// drops its references when it dies; after the cache was released there are none. Move-only; under the cache's lock.
 class BlockTable {
  public:
   explicit BlockTable(PagedKvCache& cache) noexcept : cache_(&cache) {}
@@ -179,6 +180,8 @@ class BlockTable {
   Result<> release(std::source_location site = std::source_location::current()) { return truncate(0, site); }
 
  private:
+  void release_and_log() noexcept;
+
   PagedKvCache* cache_;
   std::vector<std::int32_t> blocks_;
 };

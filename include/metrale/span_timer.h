@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <source_location>
 #include <string_view>
 #include <vector>
@@ -89,7 +88,7 @@ class SpanTimer {
 
   GpuBackend& backend_;
   std::atomic<bool> armed_{false};
-  std::unique_ptr<Ring> ring_;
+  std::atomic<Ring*> ring_{nullptr};  // owned
 };
 
 /// A span as long as a scope.

@@ -207,7 +207,8 @@ constexpr std::array<Row, kNumArenaBuffers> kRows{{
      }},
     {ArenaBuffer::ssm_deinterleaved, "ssm_deinterleaved",
      [](const Symbols& s) {
-       return std::max({s.M16 * s.qkvz * s.e, s.M * s.shape.mamba2.xbc_dim * s.e, s.M * s.Hq * s.d * s.e, latent_rows(s), Count(kFloor)});
+       return std::max({s.M16 * s.qkvz * s.e, s.M * s.shape.mamba2.xbc_dim * s.e, s.M * s.Hq * s.d * s.e, latent_rows(s),
+                        Count(kFloor)});
      }},
     {ArenaBuffer::ssm_gates, "ssm_gates",
      [](const Symbols& s) { return std::max({s.M * s.nv * 2 * 4, std::min(s.M, Count(128)) * s.h * s.e, Count(kFloor)}); }},
@@ -266,7 +267,9 @@ constexpr std::array<Row, kNumArenaBuffers> kRows{{
        return s.h * std::max({s.I, s.qkvz, Count(s.shape.mamba2.in_proj_dim), s.Hq * s.g * s.d, Count(2) * s.Hkv * s.d}) * 2;
      }},
     {ArenaBuffer::q2_act_q8, "q2_act_q8",
-     [](const Symbols& s) { return s.levers.q2_int8_matmul ? s.M * align_up(std::max({s.h, s.I, s.Hq * s.d}), 256) * 4 + kMiB : Count(0); }},
+     [](const Symbols& s) {
+       return s.levers.q2_int8_matmul ? s.M * align_up(std::max({s.h, s.I, s.Hq * s.d}), 256) * 4 + kMiB : Count(0);
+     }},
 }};
 // clang-format on
 

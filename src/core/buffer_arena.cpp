@@ -40,7 +40,8 @@ std::string BufferArena::report() const {
   for (std::size_t i = 0; i < kNumArenaBuffers; ++i) {
     if (buffers_[i]) held.push_back(static_cast<ArenaBuffer>(i));
   }
-  std::sort(held.begin(), held.end(), [&](ArenaBuffer a, ArenaBuffer b) { return std::pair(size_bytes(b), a) < std::pair(size_bytes(a), b); });
+  std::sort(held.begin(), held.end(),
+            [&](ArenaBuffer a, ArenaBuffer b) { return std::pair(size_bytes(b), a) < std::pair(size_bytes(a), b); });
   std::string text;
   for (const ArenaBuffer id : held) text += fmt::format("{:>14}  {}\n", size_bytes(id), to_string(id));
   return text + fmt::format("{:>14}  total, {} buffers\n", total_bytes(), held.size());
