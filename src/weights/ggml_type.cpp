@@ -7,7 +7,7 @@
 namespace metrale::weights {
 namespace {
 
-constexpr std::array<GgmlType, 32> kTypes{{
+constexpr std::array<GgmlType, 34> kTypes{{
     {0, "F32", 1, 4, DType::f32},
     {1, "F16", 1, 2, DType::f16},
     {2, "Q4_0", 32, 18, DType::q4_0},
@@ -40,6 +40,8 @@ constexpr std::array<GgmlType, 32> kTypes{{
     {34, "TQ1_0", 256, 54, std::nullopt},
     {35, "TQ2_0", 256, 66, std::nullopt},
     {39, "MXFP4", 32, 17, std::nullopt},
+    {40, "NVFP4", 64, 36, std::nullopt},
+    {41, "Q1_0", 128, 18, std::nullopt},
 }};
 static_assert(std::ranges::is_sorted(kTypes, {}, &GgmlType::number));
 

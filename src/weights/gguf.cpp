@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "metrale/types.h"
 #include "weights/ggml_type.h"
@@ -186,8 +187,13 @@ Result<TensorInfo> read_tensor(HeaderReader& reader, std::uint64_t index, std::u
 
 // Turns offsets into offsets from the start of the file and checks every range against the file.
 Result<> place_tensors(std::vector<TensorInfo>& tensors, std::uint64_t data_offset, const ByteSource& source) {
-  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
-  const std::uint64_t data_bytes = source.size_bytes() > data_offset ? source.size_bytes() - data_offset : 0;
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return std::tie(a.offset, a.name) < std::tie(b.offset, b.name); });
+  if (!tensors.empty() && data_offset > source.size_bytes()) {
+    return Error(Errc::bad_format, fmt::format("{}: tensor {} starts at {} or later, the file ends at {}", source.label(),
+                                               quote(tensors.front().name), data_offset, source.size_bytes()));
+  }
+  const std::uint64_t data_bytes = tensors.empty() ? 0 : source.size_bytes() - data_offset;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     TensorInfo& tensor = tensors[i];
     if (tensor.offset > data_bytes || tensor.size_bytes > data_bytes - tensor.offset) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "weights/header_reader.h"
 #include "weights/json_sax.h"
@@ -82,7 +83,7 @@ class HeaderSax final : public JsonSax {
     }
     if (field_ != Field::dtype) return refuse("a string");
     tensor_.dtype = find_type(text);
-    tensor_.type_name = tensor_.dtype ? std::move(text) : quote(text);
+    tensor_.type_name = std::move(text);
     return true;
   }
 
@@ -214,8 +215,8 @@ class IndexSax final : public JsonSax {
 // The reference implementation refuses files whose data part is not covered end to end; so does this one, which catches a file that
 // lost or gained bytes.
 Result<> place_tensors(std::vector<TensorInfo>& tensors, std::uint64_t data_offset, const ByteSource& source) {
-  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return a.offset != b.offset ? a.offset < b.offset : a.size_bytes < b.size_bytes;
+  std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::tie(a.offset, a.size_bytes, a.name) < std::tie(b.offset, b.size_bytes, b.name);
   });
   const std::uint64_t data_bytes = source.size_bytes() - data_offset;
   std::uint64_t covered = 0;

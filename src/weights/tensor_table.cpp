@@ -42,8 +42,9 @@ std::uint64_t TensorInfo::num_rows() const noexcept {
 
 Result<TensorTable> TensorTable::create(std::vector<TensorInfo> tensors, std::string_view label) {
   TensorTable table;
-  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+  // An empty tensor shares its offset with its successor and comes first.
+  std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::tie(a.file, a.offset, a.size_bytes, a.name) < std::tie(b.file, b.offset, b.size_bytes, b.name);
   });
   table.by_name_.resize(tensors.size());
   std::iota(table.by_name_.begin(), table.by_name_.end(), std::uint32_t{0});

@@ -68,4 +68,10 @@ std::string quote(std::string_view text) {
   return out + "\"";
 }
 
+std::string nearest_text(std::span<const std::string> names) {
+  std::string out;
+  for (const std::string& name : names) out.append(out.empty() ? "; nearest: " : ", ").append(quote(name));
+  return out;
+}
+
 }  // namespace metrale::weights

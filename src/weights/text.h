@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,9 @@ bool valid_utf8(std::string_view text) noexcept;
 /// `text` in double quotes, fit for one line of a message: control characters and bytes that are no UTF-8 become \xNN, and what is
 /// longer than 100 bytes is cut with "…".
 std::string quote(std::string_view text);
+
+/// "; nearest: "a", "b"", or nothing when there are none.
+std::string nearest_text(std::span<const std::string> names);
 
 /// Calls `fn`, whose Result it returns, and turns what the standard library throws into an Error that names `label`.
 template <class Fn>
