@@ -11,6 +11,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "metrale/types.h"
@@ -38,7 +39,8 @@ struct Allocation {
   MemoryKind kind = MemoryKind::device;
   std::uint32_t graph_refs = 0;  ///< Live graphs that name it.
   std::uint64_t generation = 0;  ///< Creation index, never reused: tells a block from a later one at the same address.
-  std::source_location site;
+  std::source_location site{};
+  std::string_view owner{};  ///< Label of the OwnerScope it was allocated under; empty for none.
 };
 
 /// The live memory of one call site, for reports.
@@ -91,11 +93,20 @@ class AllocLedger {
   std::unique_ptr<Impl> impl_;
 };
 
+/// The live memory of one owner, for reports.
+struct OwnerUse {
+  std::string_view owner;
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+};
+/// Sums by owner, largest first; blocks of no owner under the empty label.
+std::vector<OwnerUse> uses_by_owner(const std::vector<Allocation>& blocks);
+
 /// Sums by call site, largest first.
 std::vector<SiteUse> uses_by_site(const std::vector<Allocation>& blocks);
 
 /// The text of `alloc_report`: totals; up to `top_n` sites of at least `min_mb` MiB, largest first, with count and MiB; one line for the
-/// rest; a roll-up by file; arenas and pinned memory under headings of their own.
+/// rest; roll-ups by file and by owner; arenas and pinned memory under headings of their own.
 std::string format_alloc_report(const std::vector<Allocation>& blocks, std::size_t top_n, std::uint64_t min_mb);
 
 /// Bytes lost to packing small blocks into 2 MiB chunks: distinct chunks touched by blocks under 2 MiB, times 2 MiB, less their bytes.

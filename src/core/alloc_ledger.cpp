@@ -14,7 +14,17 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "metrale/owner_scope.h"
+
 namespace metrale {
+
+namespace {
+thread_local std::string_view innermost_owner;
+}
+
+OwnerScope::OwnerScope(std::string_view label) noexcept : outer_(innermost_owner) { innermost_owner = label; }
+OwnerScope::~OwnerScope() { innermost_owner = outer_; }
+std::string_view OwnerScope::current() noexcept { return innermost_owner; }
 
 std::string_view to_string(MemoryKind kind) noexcept {
   switch (kind) {
@@ -166,7 +176,7 @@ AllocLedger::~AllocLedger() = default;
 
 std::uint64_t AllocLedger::add(DevicePtr base, std::uint64_t bytes, MemoryKind kind, std::source_location site) {
   Impl& d = *impl_;
-  Allocation block{base, bytes, kind, 0, d.next_generation.fetch_add(1, std::memory_order_relaxed), site};
+  Allocation block{base, bytes, kind, 0, d.next_generation.fetch_add(1, std::memory_order_relaxed), site, OwnerScope::current()};
   if (fits_page_index(base, bytes)) {
     const std::uint64_t page = base.address / kPageBytes;
     const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;

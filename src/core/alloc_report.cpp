@@ -42,6 +42,20 @@ std::vector<SiteUse> uses_by_site(const std::vector<Allocation>& blocks) {
   return uses;
 }
 
+std::vector<OwnerUse> uses_by_owner(const std::vector<Allocation>& blocks) {
+  std::map<std::string_view, OwnerUse> by_owner;
+  for (const Allocation& block : blocks) {
+    OwnerUse& use = by_owner[block.owner];
+    use.owner = block.owner;
+    ++use.count;
+    use.bytes += block.bytes;
+  }
+  std::vector<OwnerUse> uses;
+  for (const auto& [owner, use] : by_owner) uses.push_back(use);
+  std::stable_sort(uses.begin(), uses.end(), [](const OwnerUse& a, const OwnerUse& b) { return a.bytes > b.bytes; });
+  return uses;
+}
+
 std::string format_alloc_report(const std::vector<Allocation>& blocks, std::size_t top_n, std::uint64_t min_mb) {
   std::vector<Allocation> live;
   std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(live), [](const Allocation& b) { return counts_as_live(b.kind); });
@@ -72,6 +86,11 @@ std::string format_alloc_report(const std::vector<Allocation>& blocks, std::size
   if (files.size() > top_n) files.resize(top_n);
   if (!files.empty()) text += "by file:\n";
   for (const auto& [file, bytes] : files) text += fmt::format("  {:9.1f} MiB {}\n", mib(bytes), file);
+
+  if (!blocks.empty()) text += "by owner, everything known:\n";
+  for (const OwnerUse& use : uses_by_owner(blocks)) {
+    text += fmt::format("  {:9.1f} MiB x {:<6} {}\n", mib(use.bytes), use.count, use.owner.empty() ? "(no owner)" : use.owner);
+  }
 
   append_heading(text, "arenas", blocks, MemoryKind::arena);
   append_heading(text, "pinned host memory", blocks, MemoryKind::pinned);

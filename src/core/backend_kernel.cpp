@@ -223,9 +223,7 @@ Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uin
               .shared_bytes = shared_bytes,
               .site = site};
   return f.run(op, [&]() -> Result<> {
-    if (!f.capabilities.has(Capability::raw_launch)) {
-      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::raw_launch)), site);
-    }
+    METRALE_TRY(f.require(Capability::raw_launch, site));
     KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
     METRALE_TRY(check_geometry(*k, grid, block, site));

@@ -36,11 +36,17 @@ std::string largest_sites(const std::vector<Allocation>& blocks) {
 namespace detail {
 
 Error FaceState::out_of_memory(Op op, std::uint64_t bytes, const Site& site, std::string_view why) {
-  const DeviceMemoryInfo info = memory_info().value_or(DeviceMemoryInfo{});
+  const DeviceMemoryInfo info = hooks.do_memory_info().value_or(DeviceMemoryInfo{});
   return Error(Errc::out_of_memory,
                fmt::format("{} of {} bytes: {}; device free {} of {} bytes, {} live here; largest: {}", metrale::to_string(op),
                            bytes, why, info.device_free, info.total, device.live_bytes(), largest_sites(device.snapshot())),
                site);
+}
+
+Result<> FaceState::check_budget(Op op, std::uint64_t bytes, const Site& site) {
+  const std::uint64_t budget = budget_bytes.load(std::memory_order_relaxed);
+  if (bytes <= budget && device.live_bytes() <= budget - bytes) return {};
+  return out_of_memory(op, bytes, site, fmt::format("the budget is {} bytes", budget));
 }
 
 Result<DevicePtr> FaceState::alloc_with_retry(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site) {
@@ -59,12 +65,7 @@ Result<DevicePtr> FaceState::alloc_with_retry(Op op, std::uint64_t bytes, Memory
 Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site) {
   if (bytes == 0) return Error(Errc::invalid_argument, fmt::format("{} of 0 bytes", metrale::to_string(op)), site);
   METRALE_TRY(guard_thread(op, site));
-  if (counts_as_live(kind)) {
-    const std::uint64_t budget = budget_bytes.load(std::memory_order_relaxed);
-    if (bytes > budget || device.live_bytes() > budget - bytes) {
-      return out_of_memory(op, bytes, site, fmt::format("the budget is {} bytes", budget));
-    }
-  }
+  if (counts_as_live(kind)) METRALE_TRY(check_budget(op, bytes, site));
   if (kind == MemoryKind::managed) {
     const DeviceMemoryInfo info = METRALE_TRY(hooks.do_memory_info());
     if (bytes > info.device_free) return out_of_memory(op, bytes, site, "managed memory beyond the device's own can hang it");
@@ -105,8 +106,7 @@ Error FaceState::not_a_base(std::string_view what, DevicePtr ptr, const Site& si
                fmt::format("{}: {:#x} is not the base of a live block of that kind; {}", what, ptr.address, where), site);
 }
 
-Result<> FaceState::release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site) {
-  METRALE_TRY(guard_thread(op, site));
+Result<std::optional<Allocation>> FaceState::take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site) {
   AllocLedger::TakeResult taken = device.take(ptr, kinds, !usable());
   if (taken.status == AllocLedger::Take::named_by_graph) {
     reap_retired_graphs();
@@ -114,18 +114,22 @@ Result<> FaceState::release(Op op, DevicePtr ptr, std::uint32_t kinds, const Sit
     if (taken.status == AllocLedger::Take::named_by_graph) return in_use(taken.block, site);
   }
   if (taken.status != AllocLedger::Take::taken) {
-    if (!usable()) return {};  // swept already
+    if (!usable()) return std::nullopt;
     return not_a_base(metrale::to_string(op), ptr, site);
   }
-  const std::uint64_t band = red_zones.on() ? red_zones.remove(ptr) : 0;
-  if (!usable()) {
+  if (!usable() && taken.block.kind != MemoryKind::adopted) {
     abandoned_bytes.fetch_add(taken.block.bytes, std::memory_order_relaxed);
-    return {};
   }
-  return hooks.do_free(ptr, taken.block.bytes + band, taken.block.kind);
+  return taken.block;
 }
 
-Result<DeviceMemoryInfo> FaceState::memory_info() { return hooks.do_memory_info(); }
+Result<> FaceState::release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site) {
+  METRALE_TRY(guard_thread(op, site));
+  const std::optional<Allocation> block = METRALE_TRY(take_block(op, ptr, kinds, site));
+  if (!block) return {};
+  const std::uint64_t band = red_zones.on() ? red_zones.remove(ptr) : 0;
+  return usable() ? hooks.do_free(ptr, block->bytes + band, block->kind) : Result<>();
+}
 
 }  // namespace detail
 
@@ -161,17 +165,12 @@ Result<DevicePtr> GpuBackend::alloc_async(std::uint64_t bytes, StreamHandle stre
   FaceState& f = *face_;
   OpRecord op{.op = Op::alloc_async, .stream = stream, .bytes = bytes, .site = site};
   return f.run(op, [&]() -> Result<DevicePtr> {
-    if (!f.capabilities.has(Capability::pooled_memory)) {
-      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::pooled_memory)), site);
-    }
+    METRALE_TRY(f.require(Capability::pooled_memory, site));
     if (bytes == 0) return Error(Errc::invalid_argument, "alloc_async of 0 bytes", site);
     METRALE_TRY(f.guard_thread(op.op, site));
     StreamRecord* record = METRALE_TRY(f.stream(stream, site));
     METRALE_TRY(f.guard_not_captured(op.op, record->capture.load(std::memory_order_acquire), site));
-    const std::uint64_t budget = f.budget_bytes.load(std::memory_order_relaxed);
-    if (bytes > budget || f.device.live_bytes() > budget - bytes) {
-      return f.out_of_memory(op.op, bytes, site, fmt::format("the budget is {} bytes", budget));
-    }
+    METRALE_TRY(f.check_budget(op.op, bytes, site));
     auto ptr = f.pool.take(bytes, record->native, record->pool);
     if (!ptr) {
       if (ptr.error().code() != Errc::out_of_memory) return ptr;
@@ -188,23 +187,11 @@ Result<> GpuBackend::free_async(DevicePtr ptr, StreamHandle stream, Site site) {
   OpRecord op{.op = Op::free_async, .stream = stream, .dst = ptr.address, .site = site};
   return f.run_always(op, [&]() -> Result<> {
     METRALE_TRY(f.guard_thread(op.op, site));
-    StreamRecord* record = METRALE_TRY(f.stream(stream, site));
+    // On a lost device the stream may be gone; the block still leaves the ledger.
+    StreamRecord* record = f.usable() ? METRALE_TRY(f.stream(stream, site)) : nullptr;
     if (f.usable()) METRALE_TRY(f.guard_not_captured(op.op, record->capture.load(std::memory_order_acquire), site));
-    AllocLedger::TakeResult taken = f.device.take(ptr, kind_bit(MemoryKind::pooled), !f.usable());
-    if (taken.status == AllocLedger::Take::named_by_graph) {
-      f.reap_retired_graphs();
-      taken = f.device.take(ptr, kind_bit(MemoryKind::pooled));
-      if (taken.status == AllocLedger::Take::named_by_graph) return f.in_use(taken.block, site);
-    }
-    if (taken.status != AllocLedger::Take::taken) {
-      if (!f.usable()) return {};
-      return f.not_a_base("free_async", ptr, site);
-    }
-    if (f.usable()) {
-      f.pool.give(ptr, taken.block.bytes, record->pool);
-    } else {
-      f.abandoned_bytes.fetch_add(taken.block.bytes, std::memory_order_relaxed);
-    }
+    const std::optional<Allocation> block = METRALE_TRY(f.take_block(op.op, ptr, kind_bit(MemoryKind::pooled), site));
+    if (block && f.usable()) f.pool.give(ptr, block->bytes, record->pool);
     return {};
   });
 }
@@ -246,12 +233,12 @@ Result<> GpuBackend::memset_async(DevicePtr dst, std::uint8_t value, std::uint64
 
 Result<std::uint64_t> GpuBackend::total_memory(Site site) {
   return face_->run({.op = Op::memory_info, .site = site},
-                    [&]() -> Result<std::uint64_t> { return METRALE_TRY(face_->memory_info()).total; });
+                    [&]() -> Result<std::uint64_t> { return METRALE_TRY(do_memory_info()).total; });
 }
 
 Result<std::uint64_t> GpuBackend::free_memory(Site site) {
   return face_->run({.op = Op::memory_info, .site = site}, [&]() -> Result<std::uint64_t> {
-    const DeviceMemoryInfo info = METRALE_TRY(face_->memory_info());
+    const DeviceMemoryInfo info = METRALE_TRY(do_memory_info());
     // Only an integrated device may use what the host has left; on a discrete card the host's figure would be fiction.
     return info.integrated ? std::max(info.device_free, info.host_available) : info.device_free;
   });
@@ -259,7 +246,7 @@ Result<std::uint64_t> GpuBackend::free_memory(Site site) {
 
 Result<std::uint64_t> GpuBackend::device_free_memory(Site site) {
   return face_->run({.op = Op::memory_info, .site = site},
-                    [&]() -> Result<std::uint64_t> { return METRALE_TRY(face_->memory_info()).device_free; });
+                    [&]() -> Result<std::uint64_t> { return METRALE_TRY(do_memory_info()).device_free; });
 }
 
 void GpuBackend::set_budget(std::optional<std::uint64_t> bytes) noexcept {

@@ -130,9 +130,7 @@ Result<DevicePtr> GpuBackend::host_ptr_to_device(const void* host, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::host_ptr_to_device, .src = host_key(host).address, .site = site};
   return f.run(op, [&]() -> Result<DevicePtr> {
-    if (!f.capabilities.has(Capability::host_alias)) {
-      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::host_alias)), site);
-    }
+    METRALE_TRY(f.require(Capability::host_alias, site));
     const auto block = f.host.find(host_key(host));
     if (!block)
       return Error(Errc::invalid_argument, fmt::format("host_ptr_to_device: {} is not pinned or registered memory", host), site);
@@ -151,9 +149,7 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
   FaceState& f = *face_;
   OpRecord op{.op = Op::adopt, .dst = ptr.address, .bytes = bytes, .site = site};
   return f.run(op, [&]() -> Result<> {
-    if (!f.capabilities.has(Capability::memory)) {
-      return Error(Errc::unsupported, std::string(f.capabilities.why_not(Capability::memory)), site);
-    }
+    METRALE_TRY(f.require(Capability::memory, site));
     if (!ptr || bytes == 0)
       return Error(Errc::invalid_argument, fmt::format("adopt of {} bytes at {:#x}", bytes, ptr.address), site);
     std::lock_guard lock(f.alias_mutex);
@@ -171,13 +167,7 @@ Result<> GpuBackend::disown(DevicePtr ptr, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::disown, .dst = ptr.address, .site = site};
   return f.run_always(op, [&]() -> Result<> {
-    f.reap_retired_graphs();
-    const AllocLedger::TakeResult taken = f.device.take(ptr, kind_bit(MemoryKind::adopted), !f.usable());
-    if (taken.status == AllocLedger::Take::named_by_graph) return f.in_use(taken.block, site);
-    if (taken.status != AllocLedger::Take::taken) {
-      if (!f.usable()) return {};
-      return f.not_a_base("disown", ptr, site);
-    }
+    METRALE_TRY(f.take_block(op.op, ptr, kind_bit(MemoryKind::adopted), site));
     std::lock_guard lock(f.alias_mutex);
     f.adopted_labels.erase(ptr.address);
     return {};

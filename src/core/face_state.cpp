@@ -92,6 +92,12 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
 
 // ---- guards ----
 
+Result<> FaceState::require(Capability capability, const Site& site) const {
+  if (capabilities.has(capability)) [[likely]]
+    return {};
+  return Error(Errc::unsupported, std::string(capabilities.why_not(capability)), site);
+}
+
 Result<> FaceState::guard_thread(Op op, const Site& site) {
   if (!captures.any_open()) [[likely]]
     return {};

@@ -157,6 +157,9 @@ struct FaceState {
 
   // ---- guards: each answers ok or the error to return ----
 
+  /// Refuses what the backend said it cannot do.
+  Result<> require(Capability capability, const Site& site) const;
+
   /// Refuses on a thread that holds a capture; ends its captures that another thread aborted.
   Result<> guard_thread(Op op, const Site& site);
   /// Refuses while any capture is open on the device.
@@ -193,6 +196,11 @@ struct FaceState {
 
   // ---- memory ----
 
+  /// Refuses what would lift live_bytes above the budget.
+  Result<> check_budget(Op op, std::uint64_t bytes, const Site& site);
+  /// Takes a block off the ledger: in_use when a graph names it, invalid_argument when it is no live base of these kinds; nullopt on
+  /// a lost device that was swept already. On a lost device the bytes count as abandoned.
+  Result<std::optional<Allocation>> take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   Result<DevicePtr> allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
   /// Budget, device, then pool trimmed and one retry; `try_alloc(bytes)` is the backend's.
   Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
@@ -200,7 +208,6 @@ struct FaceState {
   Result<> release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   /// Explains an address that is no live base.
   Error not_a_base(std::string_view what, DevicePtr ptr, const Site& site) const;
-  Result<DeviceMemoryInfo> memory_info();
 
   /// Refuses a device range that does not lie in one known block.
   Result<> check_device(std::string_view what, DevicePtr ptr, std::uint64_t bytes, const Site& site) const {

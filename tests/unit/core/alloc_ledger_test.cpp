@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "metrale/owner_scope.h"
+
 namespace metrale {
 namespace {
 
@@ -195,11 +197,30 @@ TEST(AllocReport, ListsSitesLargestFirstAndFoldsTheRest) {
   EXPECT_THAT(format_alloc_report(ledger.snapshot(), 10, 4), HasSubstr("3.0 MiB in 1 more sites"));
 }
 
+TEST(AllocReport, SumsByOwnerScope) {
+  AllocLedger ledger;
+  {
+    const OwnerScope outer("weights");
+    add(ledger, 0x1000000, 4u << 20, MemoryKind::arena);
+    {
+      const OwnerScope inner("kv cache");
+      add(ledger, 0x2000000, 2u << 20);
+    }
+    add(ledger, 0x3000000, 1u << 20);
+  }
+  add(ledger, 0x4000000, 1u << 20);
+  const std::vector<OwnerUse> uses = uses_by_owner(ledger.snapshot());
+  ASSERT_EQ(uses.size(), 3u);
+  EXPECT_EQ(uses[0].owner, "weights");
+  EXPECT_EQ(uses[0].bytes, 5u << 20);
+  EXPECT_EQ(uses[1].owner, "kv cache");
+  EXPECT_EQ(uses[2].owner, "");
+  EXPECT_THAT(format_alloc_report(ledger.snapshot(), 10, 0), HasSubstr("2.0 MiB x 1      kv cache"));
+}
+
 TEST(ChunkSlack, CountsEachTouchedChunkOnce) {
   constexpr std::uint64_t kChunk = 2u << 20;
-  const auto block = [](std::uint64_t base, std::uint64_t bytes) {
-    return Allocation{{base}, bytes, MemoryKind::device, 0, 0, {}};
-  };
+  const auto block = [](std::uint64_t base, std::uint64_t bytes) { return Allocation{.base = {base}, .bytes = bytes}; };
   EXPECT_EQ(chunk_slack_bytes({}), 0u);
   EXPECT_EQ(chunk_slack_bytes({block(0, 1000), block(4096, 1000)}), kChunk - 2000);
   EXPECT_EQ(chunk_slack_bytes({block(kChunk - 512, 1024)}), 2 * kChunk - 1024);
