@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_set>
+#include <set>
 #include <utility>
 
 #include "core/release_log.h"
@@ -21,14 +21,13 @@ struct Gone {
   std::uint64_t blocks = 0;
 };
 
-// What is in `before` and not in `after`. By generation: an address may have been handed out again in between.
+// What is in `before` and not in `after`. By address and generation: an address may have been handed out again in between.
 Gone difference(const std::vector<Allocation>& before, const std::vector<Allocation>& after) {
-  std::unordered_set<std::uint64_t> alive;
-  alive.reserve(after.size());
-  for (const Allocation& block : after) alive.insert(block.generation);
+  std::set<std::pair<DevicePtr, std::uint64_t>> alive;
+  for (const Allocation& block : after) alive.emplace(block.base, block.generation);
   Gone gone;
   for (const Allocation& block : before) {
-    if (alive.contains(block.generation)) continue;
+    if (alive.contains({block.base, block.generation})) continue;
     gone.bytes += block.bytes;
     ++gone.blocks;
   }
@@ -124,7 +123,8 @@ Receipt Teardown::run() {
     receipt.swept_bytes = gone.bytes;
     receipt.swept_blocks = gone.blocks;
     if (!swept) receipt.lines.push_back({"sweep", 0, 0, swept.error().to_string()});
-    if (const Result<> unloaded = backend_.unload_modules(); !unloaded) {
+    const Result<> unloaded = backend_.unload_modules();
+    if (!unloaded && unloaded.error().code() != Errc::unsupported) {
       receipt.lines.push_back({"modules", 0, 0, unloaded.error().to_string()});
     }
   }
