@@ -38,8 +38,8 @@ class WeightFile {
   /// What was asked for: the file or the folder.
   const std::filesystem::path& path() const noexcept { return path_; }
   Format format() const noexcept { return gguf_ ? Format::gguf : Format::safetensors; }
-  /// The metadata of a GGUF file; null for safetensors.
-  const GgufMetadata* gguf_metadata() const noexcept { return gguf_ ? &*gguf_ : nullptr; }
+  /// The header of a GGUF file, with its metadata; null for safetensors.
+  const GgufHeader* gguf_header() const noexcept { return gguf_ ? &*gguf_ : nullptr; }
   /// The `__metadata__` texts of a safetensors file, of the first shard in a set; empty for GGUF.
   const std::map<std::string, std::string, std::less<>>& safetensors_metadata() const noexcept { return safetensors_metadata_; }
 
@@ -72,7 +72,7 @@ class WeightFile {
   std::filesystem::path path_;
   std::vector<std::unique_ptr<ByteSource>> files_;
   TensorTable tensors_;
-  std::optional<GgufMetadata> gguf_;
+  std::optional<GgufHeader> gguf_;
   std::map<std::string, std::string, std::less<>> safetensors_metadata_;
 };
 

@@ -41,9 +41,8 @@ Result<> WeightFile::add_file(std::unique_ptr<ByteSource> source, std::vector<Te
   const auto file = static_cast<std::uint32_t>(files_.size());
   TensorTable table;
   if (is_gguf(*source)) {
-    GgufHeader header = METRALE_TRY(parse_gguf(*source));
-    gguf_ = std::move(header.metadata);
-    table = std::move(header.tensors);
+    gguf_ = METRALE_TRY(parse_gguf(*source));
+    table = gguf_->tensors;
   } else {
     SafetensorsHeader header = METRALE_TRY(parse_safetensors(*source));
     if (file == 0) safetensors_metadata_ = std::move(header.metadata);

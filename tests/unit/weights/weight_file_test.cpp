@@ -49,8 +49,8 @@ TEST(WeightFile, OpensAGgufFile) {
   const auto file = WeightFile::open(folder / "m.gguf");
   ASSERT_TRUE(file) << file.error().to_string();
   EXPECT_EQ((*file)->format(), WeightFile::Format::gguf);
-  ASSERT_NE((*file)->gguf_metadata(), nullptr);
-  EXPECT_EQ(value_of((*file)->gguf_metadata()->get<std::string>("general.architecture")), "llama");
+  ASSERT_NE((*file)->gguf_header(), nullptr);
+  EXPECT_EQ(value_of((*file)->gguf_header()->metadata.get<std::string>("general.architecture")), "llama");
   EXPECT_EQ((*file)->num_files(), 1U);
   EXPECT_EQ((*file)->file_bytes(), w.bytes().size());
   const auto t = (*file)->get("t");
@@ -68,7 +68,7 @@ TEST(WeightFile, OpensASafetensorsFileAndAFolderWithOne) {
     const auto file = WeightFile::open(path);
     ASSERT_TRUE(file) << file.error().to_string();
     EXPECT_EQ((*file)->format(), WeightFile::Format::safetensors);
-    EXPECT_EQ((*file)->gguf_metadata(), nullptr);
+    EXPECT_EQ((*file)->gguf_header(), nullptr);
     EXPECT_EQ((*file)->safetensors_metadata().at("format"), "pt");
     EXPECT_EQ((*file)->path(), path);
     EXPECT_EQ(value_of((*file)->read(**(*file)->get("t"))), pattern_bytes(8));
