@@ -277,27 +277,23 @@ static void prepare(const Call& c) {
 
 static void linear(const Call& c) {
   if (!c.p.prepared || !on_tiles(c)) return linear_on_rows(c);
-  std::uint32_t groups = 0;
-  for (std::uint32_t i = 0; i < (c.swiglu ? 1 : c.matrices); ++i) groups += (c.p.w[i].n + kGroupRows - 1) / kGroupRows;
-  const Share share = share_of(groups, c.block, c.blocks);
-  std::uint32_t matrix = 0, skipped = 0;
   ColumnTiles columns{};
   tiles_begin();
-  for (std::uint32_t g = share.begin; g < share.end; ++g) {
-    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows)
-      skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
-    const std::uint32_t group = g - skipped;
-    if (c.swiglu) {
-      columns = {{0, 1}, {group, group}, 2};
-    } else {
-      columns.matrix[columns.count] = matrix;
-      columns.group[columns.count++] = group;
-    }
-    if (columns.count == 2 || g + 1 == share.end) {
+  for (std::uint32_t matrix = 0, before = 0; matrix < (c.swiglu ? 1 : c.matrices); before += groups_of(c.p.w[matrix++])) {
+    const Share groups = groups_here(c, matrix, before);
+    for (std::uint32_t g = groups.begin; g < groups.end; ++g) {
+      if (c.swiglu) {
+        columns = {{0, 1}, {g, g}, 2};
+      } else {
+        columns.matrix[columns.count] = matrix;
+        columns.group[columns.count++] = g;
+      }
+      if (columns.count < 2) continue;
       linear_tiles(c, columns);
       columns.count = 0;
     }
   }
+  if (columns.count > 0) linear_tiles(c, columns);
   tiles_end();
 }
 

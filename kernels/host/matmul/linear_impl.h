@@ -8,12 +8,19 @@
 
 namespace metrale::host::matmul::METRALE_ISA {
 
-// How far ahead of the weights in use the next ones are fetched; a group is read as one stream.
-inline constexpr std::size_t kPrefetchBytes = 2048;
+// How far ahead of the weights in use the next ones are fetched into the second-level cache; a block reads its share as one stream.
+inline constexpr std::size_t kPrefetchBytes = 8192;
 
+/// Fetches `lines` lines that far ahead of `p`, or nothing new where the share ends at `end`.
 template <int lines>
-METRALE_INLINE void prefetch_lines(const std::byte* p) {
-  for (int i = 0; i < lines; ++i) prefetch(p + kPrefetchBytes + kLine * static_cast<std::size_t>(i));
+METRALE_INLINE void prefetch_lines(const std::byte* p, const std::byte* end) {
+  const std::byte* ahead = p + kPrefetchBytes < end ? p + kPrefetchBytes : p;
+  for (int i = 0; i < lines; ++i) prefetch(ahead + kLine * static_cast<std::size_t>(i));
+}
+/// The first part of a share, before anything else is done.
+METRALE_INLINE void prefetch_start(const std::byte* p, const std::byte* end) {
+  const std::byte* stop = p + kPrefetchBytes < end ? p + kPrefetchBytes : end;
+  for (; p < stop; p += kLine) prefetch(p);
 }
 
 METRALE_INLINE const std::int8_t* row_q(const Rows& x, std::uint32_t r) {
@@ -29,10 +36,10 @@ METRALE_INLINE const float* row_f32(const Rows& x, std::uint32_t r) {
 // Each group kernel: out[r] = 16 columns of row r of x times the packed group, for M rows.
 
 template <int M>
-static void group_q4_1(const std::byte* w, const Rows& x, V16f* out) {
+static void group_q4_1(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   V16f acc[M]{}, mins[M]{};
   for (std::uint32_t b = 0; b < x.k / 32; ++b, w += 320) {
-    prefetch_lines<5>(w);
+    prefetch_lines<5>(w, end);
     const V16f d = load_f16(w), m = load_f16(w + 32);
     Sum sum[M];
     for (int r = 0; r < M; ++r) sum[r] = zero_sum();
@@ -65,13 +72,13 @@ struct PairedBlock {
 };
 
 template <int M>
-static void group_q4_0(const std::byte* w, const Rows& x, V16f* out) {
+static void group_q4_0(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   V16f acc[M]{};
   const std::uint32_t blocks = x.k / 32;
   for (std::uint32_t b = 0; b < blocks; ++b) {
     const auto at = PairedBlock<4>::at(w, b, blocks);
-    prefetch_lines<4>(at.lines_at);
-    if ((b & 1) == 0) prefetch(at.d + kPrefetchBytes);
+    prefetch_lines<4>(at.lines_at, end);
+    if ((b & 1) == 0) prefetch_lines<1>(at.d, end);
     const V16f d = load_f16(at.d);
     Sum sum[M];
     for (int r = 0; r < M; ++r) sum[r] = zero_sum();
@@ -91,13 +98,13 @@ static void group_q4_0(const std::byte* w, const Rows& x, V16f* out) {
 }
 
 template <int M>
-static void group_q8_0(const std::byte* w, const Rows& x, V16f* out) {
+static void group_q8_0(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   V16f acc[M]{};
   const std::uint32_t blocks = x.k / 32;
   for (std::uint32_t b = 0; b < blocks; ++b) {
     const auto at = PairedBlock<8>::at(w, b, blocks);
-    prefetch_lines<8>(at.lines_at);
-    if ((b & 1) == 0) prefetch(at.d + kPrefetchBytes);
+    prefetch_lines<8>(at.lines_at, end);
+    if ((b & 1) == 0) prefetch_lines<1>(at.d, end);
     const V16f d = load_f16(at.d);
     Sum sum[M];
     for (int r = 0; r < M; ++r) {
@@ -126,14 +133,14 @@ METRALE_INLINE ScaleMin q4_k_scale(const std::byte* s, int j) {
 }
 
 template <int M>
-static void group_q4_k(const std::byte* w, const Rows& x, V16f* out) {
+static void group_q4_k(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   V16f acc[M]{};
   for (std::uint32_t b = 0; b < x.k / 256; ++b, w += 2304) {
     const V16f d = load_f16(w), dmin = load_f16(w + 32);
-    prefetch_lines<4>(w);
+    prefetch_lines<4>(w, end);
     for (int c = 0; c < 4; ++c) {  // 64 elements: the low nibbles of 8 lines, then the high ones
       const std::byte* lines = w + 256 + 512 * c;
-      prefetch_lines<8>(lines);
+      prefetch_lines<8>(lines, end);
       Sum lo[M], hi[M];
       for (int r = 0; r < M; ++r) lo[r] = hi[r] = zero_sum();
       for (int i = 0; i < 8; ++i) {
@@ -184,15 +191,15 @@ METRALE_INLINE void q6_k_part(const std::byte* w, const std::byte* low, const st
 }
 
 template <int M>
-static void group_q6_k(const std::byte* w, const Rows& x, V16f* out) {
+static void group_q6_k(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   V16f acc[M]{};
   for (std::uint32_t b = 0; b < x.k / 256; ++b, w += 3360) {
     const V16f d = load_f16(w);
     for (int half = 0; half < 2; ++half) {
       const std::byte *low = w + 288 + 1024 * half, *high = w + 288 + 2048 + 512 * half;
       const std::uint32_t first = 256 * b + 128 * half;
-      prefetch_lines<16>(low);
-      prefetch_lines<10>(high);
+      prefetch_lines<16>(low, end);
+      prefetch_lines<10>(high, end);
       q6_k_part<0, M>(w, low, high, half, d, x, first, acc);
       q6_k_part<1, M>(w, low, high, half, d, x, first, acc);
       q6_k_part<2, M>(w, low, high, half, d, x, first, acc);
@@ -220,7 +227,7 @@ METRALE_INLINE Two load_pair(const std::byte* w, std::uint32_t pair) {
 
 /// k is even. With few rows the sums are split so that the chain of additions does not set the pace.
 template <DType type, int M>
-static void group_dense(const std::byte* w, const Rows& x, V16f* out) {
+static void group_dense(const std::byte* w, const std::byte* end, const Rows& x, V16f* out) {
   constexpr int kChains = M == 1 ? 4 : M == 2 ? 2 : 1;
   V16f acc[M][kChains]{};
   const std::uint32_t pairs = x.k / 2;
@@ -228,7 +235,7 @@ static void group_dense(const std::byte* w, const Rows& x, V16f* out) {
   for (; i + kChains <= pairs; i += kChains) {
     for (int c = 0; c < kChains; ++c) {
       const std::uint32_t pair = i + static_cast<std::uint32_t>(c);
-      prefetch_lines<type == DType::f32 ? 2 : 1>(w + (type == DType::f32 ? 128 : 64) * std::size_t{pair});
+      prefetch_lines<type == DType::f32 ? 2 : 1>(w + (type == DType::f32 ? 128 : 64) * std::size_t{pair}, end);
       const Two two = load_pair<type>(w, pair);
       for (int r = 0; r < M; ++r) {
         const float* v = row_f32(x, r) + 2 * pair;
@@ -251,7 +258,8 @@ static void group_dense(const std::byte* w, const Rows& x, V16f* out) {
   }
 }
 
-using GroupKernel = void (*)(const std::byte*, const Rows&, V16f*);
+/// Weights, the end of this block's share of them, rows of x, sums.
+using GroupKernel = void (*)(const std::byte*, const std::byte*, const Rows&, V16f*);
 
 template <int M>
 static GroupKernel quantised_kernel(DType type) {
@@ -290,11 +298,12 @@ static GroupKernels kernels_for(DType type, ActivationFormat format) {
 }
 
 /// Rows [0, m) of x, m <= 8, against one group, in the fewest passes.
-METRALE_INLINE void run_group(const GroupKernels& kernels, const std::byte* w, Rows x, std::uint32_t m, V16f* out) {
+METRALE_INLINE void run_group(const GroupKernels& kernels, const std::byte* w, const std::byte* end, Rows x, std::uint32_t m,
+                              V16f* out) {
   for (int step = 3; step >= 0; --step) {
     const std::uint32_t rows = 1u << step;
     if (kernels.by_rows[step] == nullptr) continue;
-    for (; m >= rows; m -= rows, out += rows, x.base += rows * x.stride) kernels.by_rows[step](w, x, out);
+    for (; m >= rows; m -= rows, out += rows, x.base += rows * x.stride) kernels.by_rows[step](w, end, x, out);
   }
 }
 
@@ -338,46 +347,87 @@ static void unpack_group(DType type, const std::byte* group, std::uint32_t k, fl
   }
 }
 
-/// linear and linear4 on rows in q8 or f32 form; swiglu pairs the groups of two matrices.
+METRALE_INLINE std::uint32_t groups_of(const Matrix& w) { return (w.n + kGroupRows - 1) / kGroupRows; }
+
+/// The groups of one matrix that belong to this block, where the groups of all matrices (of gate and up: each pair) are one sequence.
+/// `before`: groups of the matrices in front.
+METRALE_INLINE Share groups_here(const Call& c, std::uint32_t matrix, std::uint32_t before) {
+  std::uint32_t all = 0;
+  for (std::uint32_t i = 0; i < (c.swiglu ? 1 : c.matrices); ++i) all += groups_of(c.p.w[i]);
+  const Share share = share_of(all, c.block, c.blocks);
+  const std::uint32_t own = groups_of(c.p.w[matrix]);
+  const auto within = [&](std::uint32_t g) { return g < before ? 0 : g - before > own ? own : g - before; };
+  return {within(share.begin), within(share.end)};
+}
+
+/// One matrix as a block reads it.
+struct Source {
+  GroupKernels kernels;
+  const std::byte* end;  ///< Of this block's share; nothing behind it is fetched ahead.
+  bool unpacks;          ///< exact: through a panel of f32.
+};
+METRALE_INLINE std::size_t group_bytes(const Call& c, std::uint32_t matrix) {
+  return static_cast<std::size_t>(kGroupRows * row_bytes(static_cast<DType>(c.p.w[matrix].dtype), c.p.k));
+}
+METRALE_INLINE Source source_of(const Call& c, std::uint32_t matrix, ActivationFormat format, const Share& groups) {
+  const auto type = static_cast<DType>(c.p.w[matrix].dtype);
+  const bool dense = type == DType::f32 || type == DType::f16 || type == DType::bf16;
+  const bool unpacks = format == ActivationFormat::f32 && !dense;
+  return {kernels_for(unpacks ? DType::f32 : type, format), c.w[matrix] + groups.end * group_bytes(c, matrix), unpacks};
+}
+METRALE_INLINE void prefetch_share(const Call& c, std::uint32_t matrix, const Share& groups) {
+  const std::size_t bytes = group_bytes(c, matrix);
+  prefetch_start(c.w[matrix] + groups.begin * bytes, c.w[matrix] + groups.end * bytes);
+}
+
+/// A group in the form that its kernels read; what has to be rearranged is kept at `stage`, which moves on.
+static const std::byte* stage_group(const Call& c, std::uint32_t matrix, std::uint32_t group, const Source& source,
+                                    std::byte*& stage) {
+  const std::byte* w = group_at(c, matrix, group, stage);
+  stage += stage_bytes(c, matrix);
+  if (!source.unpacks) return w;
+  auto* panel = reinterpret_cast<float*>(stage);
+  unpack_group(static_cast<DType>(c.p.w[matrix].dtype), w, c.p.k, panel, panel + std::size_t{c.p.k} * 16);
+  stage += std::size_t{c.p.k} * 17 * sizeof(float);
+  return reinterpret_cast<const std::byte*>(panel);
+}
+
+/// linear and linear4 on rows in q8 or f32 form.
 static void linear_rows(const Call& c, ActivationFormat format, const Rows& x, std::byte* stage) {
-  const bool exact = c.p.precision == static_cast<std::uint32_t>(Precision::exact);
-  std::uint32_t groups = 0;
-  for (std::uint32_t i = 0; i < (c.swiglu ? 1 : c.matrices); ++i) groups += (c.p.w[i].n + kGroupRows - 1) / kGroupRows;
-  const Share share = share_of(groups, c.block, c.blocks);
-  std::uint32_t matrix = 0, skipped = 0;
-  GroupKernels kernels[2]{};
-  const std::byte* group[2] = {};
-  std::uint32_t loaded = kMaxMatrices;
-  for (std::uint32_t g = share.begin; g < share.end; ++g) {
-    while (g - skipped >= (c.p.w[matrix].n + kGroupRows - 1) / kGroupRows)
-      skipped += (c.p.w[matrix++].n + kGroupRows - 1) / kGroupRows;
-    const std::uint32_t column = (g - skipped) * kGroupRows;
-    std::byte* at = stage;
-    for (std::uint32_t i = 0; i < (c.swiglu ? 2u : 1u); ++i) {
-      const auto type = static_cast<DType>(c.p.w[matrix + i].dtype);
-      const bool dense = type == DType::f32 || type == DType::f16 || type == DType::bf16;
-      if (loaded != matrix) kernels[i] = kernels_for(exact && !dense ? DType::f32 : type, format);
-      group[i] = group_at(c, matrix + i, g - skipped, at);
-      at += stage_bytes(c, matrix + i);
-      if (exact && !dense) {
-        unpack_group(type, group[i], c.p.k, reinterpret_cast<float*>(at), reinterpret_cast<float*>(at) + std::size_t{c.p.k} * 16);
-        group[i] = at;
-        at += (std::size_t{c.p.k} * 17) * sizeof(float);
+  for (std::uint32_t matrix = 0, before = 0; matrix < c.matrices; before += groups_of(c.p.w[matrix++])) {
+    const Share groups = groups_here(c, matrix, before);
+    if (groups.begin == groups.end) continue;
+    const Source source = source_of(c, matrix, format, groups);
+    for (std::uint32_t g = groups.begin; g < groups.end; ++g) {
+      std::byte* at = stage;
+      const std::byte* w = stage_group(c, matrix, g, source, at);
+      for (std::uint32_t r = 0; r < c.p.m; r += 8) {
+        const std::uint32_t rows = c.p.m - r < 8 ? c.p.m - r : 8;
+        V16f out[8];
+        run_group(source.kernels, w, source.end, {x.base + r * x.stride, x.stride, x.k}, rows, out);
+        for (std::uint32_t i = 0; i < rows; ++i) finish_columns(c, matrix, g * kGroupRows, r + i, out[i]);
       }
     }
-    loaded = matrix;
+  }
+}
+
+static void swiglu_rows(const Call& c, ActivationFormat format, const Rows& x, std::byte* stage) {
+  const Share groups = groups_here(c, 0, 0);
+  const Source gate = source_of(c, 0, format, groups), up = source_of(c, 1, format, groups);
+  for (std::uint32_t g = groups.begin; g < groups.end; ++g) {
+    std::byte* at = stage;
+    const std::byte* gate_group = stage_group(c, 0, g, gate, at);
+    const std::byte* up_group = stage_group(c, 1, g, up, at);
     for (std::uint32_t r = 0; r < c.p.m; r += 8) {
       const std::uint32_t rows = c.p.m - r < 8 ? c.p.m - r : 8;
       const Rows tile{x.base + r * x.stride, x.stride, x.k};
-      V16f out[8], up[8];
-      run_group(kernels[0], group[0], tile, rows, out);
-      if (c.swiglu) {
-        run_group(kernels[1], group[1], tile, rows, up);
-        for (std::uint32_t i = 0; i < rows; ++i) {
-          store_some(c.y[0] + std::size_t{r + i} * c.p.w[0].ld_y + column, silu(out[i]) * up[i], c.p.w[0].n - column);
-        }
-      } else {
-        for (std::uint32_t i = 0; i < rows; ++i) finish_columns(c, matrix, column, r + i, out[i]);
+      V16f a[8], b[8];
+      run_group(gate.kernels, gate_group, gate.end, tile, rows, a);
+      run_group(up.kernels, up_group, up.end, tile, rows, b);
+      for (std::uint32_t i = 0; i < rows; ++i) {
+        const std::size_t column = std::size_t{g} * kGroupRows;
+        store_some(c.y[0] + std::size_t{r + i} * c.p.w[0].ld_y + column, silu(a[i]) * b[i],
+                   static_cast<std::uint32_t>(c.p.w[0].n - column));
       }
     }
   }
@@ -402,15 +452,20 @@ static void prepare_as_rows(const Call& c) {
 static void linear_on_rows(const Call& c) {
   const ActivationFormat format = row_format(c);
   const std::size_t stride = row_stride(format, c.p.k);
-  const std::uint32_t k = padded(c.p.k, 2);  // dense pairs: both sides are zero behind k
-  if (c.p.prepared) {
-    linear_rows(c, format, {static_cast<const std::byte*>(c.x), stride, k}, c.shared);
-    return;
+  Rows x{static_cast<const std::byte*>(c.x), stride, padded(c.p.k, 2)};  // dense pairs: both sides are zero behind k
+  std::byte* stage = c.shared;
+  if (!c.p.prepared) {
+    // The weights are on their way while x is made ready.
+    for (std::uint32_t matrix = 0, before = 0; matrix < c.matrices; before += c.swiglu ? 0 : groups_of(c.p.w[matrix]), ++matrix)
+      prefetch_share(c, matrix, groups_here(c, c.swiglu ? 0 : matrix, before));
+    stage += padded(static_cast<std::uint32_t>(c.p.m * stride), 64);
+    prepare_rows(c, format, 0, c.p.m, c.shared, reinterpret_cast<float*>(stage));
+    x.base = c.shared;
   }
-  std::byte* rows = c.shared;
-  float* scratch = reinterpret_cast<float*>(rows + padded(static_cast<std::uint32_t>(c.p.m * stride), 64));
-  prepare_rows(c, format, 0, c.p.m, rows, scratch);
-  linear_rows(c, format, {rows, stride, k}, reinterpret_cast<std::byte*>(scratch));
+  if (c.swiglu)
+    swiglu_rows(c, format, x, stage);
+  else
+    linear_rows(c, format, x, stage);
 }
 
 }  // namespace metrale::host::matmul::METRALE_ISA

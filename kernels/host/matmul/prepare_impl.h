@@ -59,8 +59,8 @@ static void quantise_row(const float* x, std::uint32_t k, std::int8_t* q, Q8Scal
     const V16i qlo = round_to_int(lo * inverse), qhi = round_to_int(hi * inverse);
     store(q, __builtin_convertvector(qlo, V16c));
     store(q + 16, __builtin_convertvector(qhi, V16c));
-    const std::int32_t sum_lo = reduce_sum(qlo), sum_hi = reduce_sum(qhi);
-    scales[b] = {d, d * static_cast<float>(sum_lo + sum_hi), sum_lo, sum_hi};
+    const TwoSums sums = sums_of(q);
+    scales[b] = {d, d * static_cast<float>(sums.lo + sums.hi), sums.lo, sums.hi};
   }
 }
 

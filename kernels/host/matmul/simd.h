@@ -46,19 +46,41 @@ METRALE_INLINE V16f min(V16f a, V16f b) { return select(a < b, a, b); }
 METRALE_INLINE V16f max(V16f a, V16f b) { return select(a > b, a, b); }
 METRALE_INLINE V16f abs(V16f v) { return bits_to_float(float_bits(v) & 0x7fffffff); }
 
-template <class V>
-METRALE_INLINE auto reduce_sum(V v) {
-  auto sum = v[0];
-  for (int i = 1; i < 16; ++i) sum += v[i];
-  return sum;
+typedef float V8f __attribute__((vector_size(32)));
+typedef float V4f __attribute__((vector_size(16)));
+/// Folds 16 lanes to 4 with `op`, pairwise by halves.
+template <class Op>
+METRALE_INLINE V4f fold(V16f v, Op op) {
+  V8f half[2];
+  std::memcpy(half, &v, sizeof v);
+  V4f quarter[2];
+  const V8f eight = op(half[0], half[1]);
+  std::memcpy(quarter, &eight, sizeof eight);
+  return op(quarter[0], quarter[1]);
+}
+METRALE_INLINE float reduce_sum(V16f v) {
+  const V4f s = fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+  return (s[0] + s[2]) + (s[1] + s[3]);
 }
 METRALE_INLINE float reduce_max(V16f v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+  const V4f s = fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+  const float a = s[0] > s[2] ? s[0] : s[2], b = s[1] > s[3] ? s[1] : s[3];
+  return a > b ? a : b;
+}
+/// The sums of the first and the last 16 of 32 int8 values.
+struct TwoSums {
+  std::int32_t lo, hi;
+};
+METRALE_INLINE TwoSums sums_of(const std::int8_t* q) {
+#if defined(__AVX2__)
+  const __m256i v = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), _mm256_set1_epi8(-128));
+  const __m256i s = _mm256_sad_epu8(v, _mm256_setzero_si256());  // of 8 values biased by 128
+  const __m256i pairs = _mm256_add_epi64(s, _mm256_srli_si256(s, 8));
+  return {_mm_cvtsi128_si32(_mm256_castsi256_si128(pairs)) - 2048, _mm_cvtsi128_si32(_mm256_extracti128_si256(pairs, 1)) - 2048};
 #else
-  float top = v[0];
-  for (int i = 1; i < 16; ++i) top = v[i] > top ? v[i] : top;
-  return top;
+  TwoSums sums{};
+  for (int i = 0; i < 16; ++i) sums.lo += q[i], sums.hi += q[i + 16];
+  return sums;
 #endif
 }
 
@@ -108,8 +130,8 @@ METRALE_INLINE V16f exp(V16f x) {
 }
 METRALE_INLINE V16f silu(V16f g) { return g / (1.0f + exp(-g)); }
 
-/// Brings the line at `p` towards the core; any address is allowed.
-METRALE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+/// Brings the line at `p` into the second-level cache; any address is allowed.
+METRALE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Integer dot products. A `Line` is 64 weight bytes, 4 of each row. dot_* add, for each row, the products of its 4 bytes with the 4
 // activations at `x`. `Sum` may be narrower than its value in lanes until finish(): dot_nibble at most 8 times in a row.
