@@ -30,9 +30,9 @@ struct BackendOptions {
 
 /// One row of the table.
 struct BackendInfo {
-  std::string_view name;                            ///< "host", "mock".
-  std::string_view description;                     ///< One line.
-  bool computes = false;                            ///< Whether kernels run; only such a backend is chosen by "auto".
+  std::string_view name;         ///< "host", "mock".
+  std::string_view description;  ///< One line.
+  bool computes = false;         ///< Whether kernels run; only such a backend is chosen by "auto".
   /// Why this machine cannot run it, one line; nullopt when it can.
   std::optional<std::string> (*unavailable)() = nullptr;
   Result<std::unique_ptr<GpuBackend>> (*create)(const BackendOptions& options) = nullptr;

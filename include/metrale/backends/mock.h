@@ -27,11 +27,11 @@ inline constexpr std::uint8_t kFillByte = 0xA5;
 
 struct Options {
   FaceOptions face;
-  bool recording = true;                                 ///< As MockControl::set_recording.
+  bool recording = true;  ///< As MockControl::set_recording.
   std::uint32_t sm_count = 48;
   std::uint64_t total_memory_bytes = std::uint64_t{128} << 30;
-  std::uint64_t free_memory_bytes = std::uint64_t{120} << 30;   ///< Before the first allocation.
-  std::vector<Capability> without;                       ///< Capabilities to lack.
+  std::uint64_t free_memory_bytes = std::uint64_t{120} << 30;  ///< Before the first allocation.
+  std::vector<Capability> without;                             ///< Capabilities to lack.
 };
 
 /// Makes a backend that shares its device with no other. Errors: out_of_memory, internal.
@@ -40,8 +40,8 @@ Result<std::unique_ptr<GpuBackend>> create(Options options = {});
 /// One argument of a recorded launch. Owns its bytes.
 struct ArgRecord {
   bool is_buffer = false;
-  DevicePtr ptr;                  ///< Buffers only.
-  std::vector<std::byte> bytes;   ///< The argument's bytes at their full size; 8 for a Buffer.
+  DevicePtr ptr;                 ///< Buffers only.
+  std::vector<std::byte> bytes;  ///< The argument's bytes at their full size; 8 for a Buffer.
 
   /// The leading bytes as a `T`; missing ones are zero.
   template <class T>
@@ -60,10 +60,10 @@ struct LaunchRecord {
   Dim3 block;
   std::uint32_t shared_bytes = 0;
   NativeStream stream;
-  std::vector<ArgRecord> args;    ///< Empty for a raw launch of a kernel whose facts were not set.
+  std::vector<ArgRecord> args;  ///< Empty for a raw launch of a kernel whose facts were not set.
   LaunchAttributes attributes;
   bool raw = false;
-  bool replayed = false;          ///< By a graph; `stream` is then the one it was captured on.
+  bool replayed = false;  ///< By a graph; `stream` is then the one it was captured on.
 };
 
 /// One kernel look-up that reached the device.
@@ -82,25 +82,25 @@ struct SyncRecord {
 /// One call that reached the device. Fields that do not apply are 0.
 struct CallRecord {
   Op op{};
-  NativeStream stream;
-  NativeEvent event;
-  std::uint64_t dst = 0;     ///< Device address written, allocated or freed; 0 for host memory.
-  std::uint64_t src = 0;     ///< Device address read; 0 for host memory.
+  NativeStream stream{};
+  NativeEvent event{};
+  std::uint64_t dst = 0;  ///< Device address written, allocated or freed; 0 for host memory.
+  std::uint64_t src = 0;  ///< Device address read; 0 for host memory.
   std::uint64_t bytes = 0;
 };
 
 /// Sums since creation or the last reset. A batch counts as its single copies.
 struct Counts {
-  std::uint64_t syncs = 0;          ///< synchronize, synchronize_for, synchronize_device.
-  std::uint64_t d2h_blocking = 0;   ///< copy_d2h, copy_d2h_on_stream.
+  std::uint64_t syncs = 0;         ///< synchronize, synchronize_for, synchronize_device.
+  std::uint64_t d2h_blocking = 0;  ///< copy_d2h, copy_d2h_on_stream.
   std::uint64_t d2h_async = 0;
-  std::uint64_t d2d = 0;            ///< Blocking and asynchronous together.
-  std::uint64_t copies_2d = 0;      ///< One for a call, whatever the height.
-  std::uint64_t h2d = 0;            ///< Blocking and asynchronous together.
+  std::uint64_t d2d = 0;        ///< Blocking and asynchronous together.
+  std::uint64_t copies_2d = 0;  ///< One for a call, whatever the height.
+  std::uint64_t h2d = 0;        ///< Blocking and asynchronous together.
   std::uint64_t h2d_bytes = 0;
   std::uint64_t pinned_allocs = 0;
-  std::uint64_t launches = 0;       ///< Enqueued or captured; replays do not count.
-  std::uint64_t hook_calls = 0;     ///< Every call that reached the device, and every step of one.
+  std::uint64_t launches = 0;    ///< Enqueued or captured; replays do not count.
+  std::uint64_t hook_calls = 0;  ///< Every call that reached the device, and every step of one.
 };
 
 class MockControl {

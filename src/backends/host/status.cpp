@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/host/status.h"
+
+#include <fmt/format.h>
+
+namespace metrale::host {
+
+Error lost_error(std::string_view reason) {
+  return Error(Errc::device_lost, fmt::format("the device is lost: {}; restart the process", reason));
+}
+
+Error memory_error(std::string_view what, std::uint64_t bytes) {
+  if (bytes == 0) return Error(Errc::out_of_memory, fmt::format("{}: the host has no memory left", what));
+  return Error(Errc::out_of_memory, fmt::format("{} of {} bytes: the host has no memory left for it", what, bytes));
+}
+
+Error errno_error(std::string_view what, int number) {
+  const std::string text = std::generic_category().message(number);
+  const Errc code = number == ENOMEM ? Errc::out_of_memory : number == EAGAIN ? Errc::internal : Errc::io;
+  return Error(code, fmt::format("{}: {}", what, text)).with_native(number, text);
+}
+
+}  // namespace metrale::host
