@@ -121,6 +121,8 @@ class GpuBackend : public BackendHooks {
   Result<> adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view label, Site site = Site::current());
   /// Errors: invalid_argument (not adopted), in_use (a live graph names it).
   Result<> disown(DevicePtr ptr, Site site = Site::current());
+  /// What is adopted now, with its labels.
+  std::vector<std::pair<std::string, Allocation>> adopted_memory() const;
 
   /// Fills memory and returns when it is done. Ordering: after the default stream only. Not legal on a thread that holds a capture.
   Result<> memset(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, Site site = Site::current());
@@ -133,6 +135,8 @@ class GpuBackend : public BackendHooks {
   Result<std::uint64_t> free_memory(Site site = Site::current());
   /// The driver's figure alone, for leak measurements.
   Result<std::uint64_t> device_free_memory(Site site = Site::current());
+  /// Whether the device's memory is the host's (the INTEGRATED attribute); false where it cannot be known.
+  bool shares_host_memory();
   /// Makes allocations that would lift `live_bytes` above `bytes` fail with out_of_memory; nullopt lifts the limit.
   void set_budget(std::optional<std::uint64_t> bytes) noexcept;
 

@@ -249,6 +249,11 @@ Result<std::uint64_t> GpuBackend::device_free_memory(Site site) {
                     [&]() -> Result<std::uint64_t> { return METRALE_TRY(do_memory_info()).device_free; });
 }
 
+bool GpuBackend::shares_host_memory() {
+  if (!face_->usable()) return false;
+  return do_memory_info().value_or(DeviceMemoryInfo{}).integrated;
+}
+
 void GpuBackend::set_budget(std::optional<std::uint64_t> bytes) noexcept {
   face_->budget_bytes.store(bytes.value_or(UINT64_MAX), std::memory_order_relaxed);
 }

@@ -163,6 +163,16 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
   });
 }
 
+std::vector<std::pair<std::string, Allocation>> GpuBackend::adopted_memory() const {
+  FaceState& f = *face_;
+  std::lock_guard lock(f.alias_mutex);
+  std::vector<std::pair<std::string, Allocation>> adopted;
+  for (const auto& [base, label] : f.adopted_labels) {
+    if (const auto block = f.device.find({base})) adopted.emplace_back(label, *block);
+  }
+  return adopted;
+}
+
 Result<> GpuBackend::disown(DevicePtr ptr, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::disown, .dst = ptr.address, .site = site};
