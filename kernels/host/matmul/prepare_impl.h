@@ -56,10 +56,7 @@ static void quantise_row(const float* x, std::uint32_t k, std::int8_t* q, Q8Scal
     const V16f lo = load<V16f>(x), hi = load<V16f>(x + 16);
     const float top = reduce_max(max(abs(lo), abs(hi)));
     const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
-    const V16i qlo = round_to_int(lo * inverse), qhi = round_to_int(hi * inverse);
-    store(q, __builtin_convertvector(qlo, V16c));
-    store(q + 16, __builtin_convertvector(qhi, V16c));
-    const TwoSums sums = sums_of(q);
+    const TwoSums sums = store_int8(q, round_to_int(lo * inverse), round_to_int(hi * inverse));
     scales[b] = {d, d * static_cast<float>(sums.lo + sums.hi), sums.lo, sums.hi};
   }
 }

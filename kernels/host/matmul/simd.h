@@ -67,25 +67,31 @@ METRALE_INLINE float reduce_max(V16f v) {
   const float a = s[0] > s[2] ? s[0] : s[2], b = s[1] > s[3] ? s[1] : s[3];
   return a > b ? a : b;
 }
-/// The sums of the first and the last 16 of 32 int8 values.
+/// To the nearest integer, ties to even, for |v| below 2^22.
+METRALE_INLINE V16i round_to_int(V16f v) { return float_bits(v + 12582912.0f) - 0x4b400000; }
+
+/// The sums of the first and the last 16 of 32 values.
 struct TwoSums {
   std::int32_t lo, hi;
 };
-METRALE_INLINE TwoSums sums_of(const std::int8_t* q) {
+/// Stores 32 values as int8 and returns their sums.
+METRALE_INLINE TwoSums store_int8(std::int8_t* q, V16i lo, V16i hi) {
+  struct {
+    V16c lo, hi;
+  } bytes{__builtin_convertvector(lo, V16c), __builtin_convertvector(hi, V16c)};
 #if defined(__AVX2__)
-  const __m256i v = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)), _mm256_set1_epi8(-128));
-  const __m256i s = _mm256_sad_epu8(v, _mm256_setzero_si256());  // of 8 values biased by 128
+  const __m256i v = _mm256_set_m128i(reinterpret_cast<__m128i>(bytes.hi), reinterpret_cast<__m128i>(bytes.lo));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+  const __m256i s = _mm256_sad_epu8(_mm256_xor_si256(v, _mm256_set1_epi8(-128)), _mm256_setzero_si256());  // of 8 values biased by 128
   const __m256i pairs = _mm256_add_epi64(s, _mm256_srli_si256(s, 8));
   return {_mm_cvtsi128_si32(_mm256_castsi256_si128(pairs)) - 2048, _mm_cvtsi128_si32(_mm256_extracti128_si256(pairs, 1)) - 2048};
 #else
+  std::memcpy(q, &bytes, sizeof bytes);
   TwoSums sums{};
-  for (int i = 0; i < 16; ++i) sums.lo += q[i], sums.hi += q[i + 16];
+  for (int i = 0; i < 16; ++i) sums.lo += bytes.lo[i], sums.hi += bytes.hi[i];
   return sums;
 #endif
 }
-
-/// To the nearest integer, ties to even, for |v| below 2^22.
-METRALE_INLINE V16i round_to_int(V16f v) { return float_bits(v + 12582912.0f) - 0x4b400000; }
 
 /// Sixteen consecutive f16 values.
 METRALE_INLINE V16f load_f16(const void* p) {
