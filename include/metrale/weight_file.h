@@ -60,8 +60,11 @@ class WeightFile {
   Result<> read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> dst) const;
   /// All bytes of `tensor`. Errors: io, out_of_memory.
   Result<std::vector<std::byte>> read(const TensorInfo& tensor) const;
-  /// Tells the system that `tensor` will not be read again.
-  void drop_cached(const TensorInfo& tensor) const noexcept;
+  /// The same by position in file `file`, for readers that take several tensors at once.
+  /// Errors: invalid_argument (no such file), out_of_range (leaves the file), io.
+  Result<> read_file(std::uint32_t file, std::uint64_t offset, std::span<std::byte> dst) const;
+  /// Tells the system that these bytes will not be read again.
+  void drop_cached(std::uint32_t file, std::uint64_t offset, std::uint64_t bytes) const noexcept;
 
  private:
   WeightFile() = default;

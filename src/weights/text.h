@@ -20,6 +20,9 @@ bool valid_utf8(std::string_view text) noexcept;
 /// longer than 100 bytes is cut with "…".
 std::string quote(std::string_view text);
 
+/// Orders names so that numbers in them count as numbers: "table.2" before "table.10".
+bool natural_less(std::string_view a, std::string_view b) noexcept;
+
 /// "; nearest: "a", "b"", or nothing when there are none.
 std::string nearest_text(std::span<const std::string> names);
 

@@ -167,8 +167,15 @@ Result<std::vector<std::byte>> WeightFile::read(const TensorInfo& tensor) const 
   });
 }
 
-void WeightFile::drop_cached(const TensorInfo& tensor) const noexcept {
-  if (tensor.file < files_.size()) files_[tensor.file]->drop_cached(tensor.offset, tensor.size_bytes);
+Result<> WeightFile::read_file(std::uint32_t file, std::uint64_t offset, std::span<std::byte> dst) const {
+  if (file >= files_.size()) {
+    return Error(Errc::invalid_argument, fmt::format("{}: file {} of {}", path_.native(), file, files_.size()));
+  }
+  return files_[file]->read(offset, dst);
+}
+
+void WeightFile::drop_cached(std::uint32_t file, std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  if (file < files_.size()) files_[file]->drop_cached(offset, bytes);
 }
 
 }  // namespace metrale
