@@ -63,7 +63,11 @@ Result<ExitCode> run(const Options& options) {
   GeneratorOptions generator_options;
   generator_options.extent = TeardownExtent::backend;
   const auto model = METRALE_TRY(Generator::load(options.model, *backend, generator_options));
-  if (options.ids_file.empty()) ids = METRALE_TRY(model->encode({.prompt = text}));
+  if (options.ids_file.empty()) {
+    GenerateRequest request;
+    request.prompt = text;
+    ids = METRALE_TRY(model->encode(request));
+  }
 
   METRALE_TRY(model->decoder()->reserve(std::min<std::uint64_t>(options.window, model->max_context_tokens())));
   const Evaluation e = METRALE_TRY(evaluate(*model->decoder(), ids, {.window_tokens = options.window}));

@@ -93,6 +93,14 @@ class [[nodiscard]] Result : public tl::expected<T, Error> {
   using Base::Base;
   Result() = default;
   Result(Error error) : Base(tl::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  // tl::expected 1.0 leaves out value() for void; as elsewhere it throws when there is an error.
+  using Base::value;
+  void value() const
+    requires(std::is_void_v<T>)
+  {
+    if (!this->has_value()) throw tl::bad_expected_access<Error>(this->error());
+  }
 };
 static_assert(sizeof(Result<>) == 2 * sizeof(void*));
 
