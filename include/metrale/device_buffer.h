@@ -22,7 +22,8 @@ class DeviceBuffer {
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  /// Gives back what it holds. A failure is logged, and the block stays on the ledger for the sweep.
+  /// Gives back what it holds; waits for the device if a destroyed graph still replays on it. A failure is logged, and the block
+  /// stays on the ledger for the sweep.
   ~DeviceBuffer();
 
   /// Allocates `bytes` > 0 of device memory. Errors: as `GpuBackend::alloc`.

@@ -25,7 +25,8 @@ class PinnedBuffer {
   PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  /// Gives back what it holds. A failure is logged, and the memory stays on the ledger for the sweep.
+  /// Gives back what it holds; waits for the device if a destroyed graph still replays on it. A failure is logged, and the memory
+  /// stays on the ledger for the sweep.
   ~PinnedBuffer();
 
   /// Allocates `bytes` > 0, aligned to kPinnedAlignment and zeroed. Errors: as `GpuBackend::alloc_host_pinned`.

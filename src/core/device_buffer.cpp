@@ -74,7 +74,8 @@ void DeviceBuffer::release_and_log() noexcept {
   if (!ptr_) return;
   const DevicePtr ptr = ptr_;
   const std::uint64_t bytes = bytes_;
-  if (const Result<> result = release(); !result) {
+  const Result<> result = detail::release_for_good(*backend_, [this] { return release(); });
+  if (!result) {
     detail::log_warning_noexcept("{} bytes of device memory at {:#x} were not freed and are left to the sweep: {}", bytes,
                                  ptr.address, result.error().to_string());
   }

@@ -39,7 +39,8 @@ Result<> PinnedBuffer::release(std::source_location site) {
 void PinnedBuffer::release_and_log() noexcept {
   if (bytes_.empty()) return;
   const std::span<std::byte> bytes = bytes_;
-  if (const Result<> result = release(); !result) {
+  const Result<> result = detail::release_for_good(*backend_, [this] { return release(); });
+  if (!result) {
     detail::log_warning_noexcept("{} bytes of pinned memory at {} were not freed and are left to the sweep: {}", bytes.size(),
                                  fmt::ptr(bytes.data()), result.error().to_string());
   }

@@ -104,6 +104,8 @@ Receipt Teardown::run() {
     receipt.lines.push_back({std::move(label), gone.bytes, gone.blocks, result ? std::string() : result.error().to_string()});
   };
 
+  // Graphs name their memory until the last replay is done. A device that cannot be waited for shows in the steps that follow.
+  (void)backend_.synchronize_device();
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();

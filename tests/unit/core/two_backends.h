@@ -49,9 +49,10 @@ class OnBothBackends : public testing::TestWithParam<const char*> {
   std::unique_ptr<GpuBackend> backend_ = GetParam() == std::string_view("mock") ? make_mock() : make_host();
 };
 
-#define METRALE_ON_BOTH_BACKENDS(suite)                                     \
-  INSTANTIATE_TEST_SUITE_P(Backend, suite, testing::Values("host", "mock"), \
-                           [](const auto& info) { return std::string(info.param); })
+inline std::string backend_name(const testing::TestParamInfo<const char*>& info) { return info.param; }
+
+#define METRALE_ON_BOTH_BACKENDS(suite) \
+  INSTANTIATE_TEST_SUITE_P(Backend, suite, testing::Values("host", "mock"), test::backend_name)
 
 }  // namespace metrale::test
 
