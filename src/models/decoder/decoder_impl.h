@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a Decoder is made of. Regions hold everything that kernels read or write; `Context` is the part that depends on how much
+// context there is room for, and is made anew by `reserve`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "metrale/graph.h"
+#include "metrale/models/decoder.h"
+#include "metrale/pinned_buffer.h"
+#include "metrale/stream.h"
+#include "models/decoder/model_weights.h"
+#include "models/decoder/ops.h"
+#include "models/decoder/regions.h"
+
+namespace metrale {
+
+/// Activations of one chunk, [chunk_tokens, …] f32 unless said, and the states of recurrent layers.
+struct DecoderActivations {
+  DevicePtr hidden;        ///< [.., hidden_size], the residual stream
+  DevicePtr q, k, v;       ///< attention layers
+  DevicePtr mixed;         ///< what attention or delta rule gave, before the output matrix
+  DevicePtr qkv, z, a, b;  ///< linear attention layers
+  DevicePtr mlp;           ///< [.., intermediate_size]
+  DevicePtr prepared;      ///< rows as the matrix kernels like them
+  DevicePtr rotary;        ///< [.., 2, pairs]
+  DevicePtr logits;        ///< [logit_rows, vocab]
+  DevicePtr best;          ///< int32 [1]
+  DevicePtr scores;        ///< RowScore [chunk_tokens]
+  struct LinearState {
+    DevicePtr conv;   ///< [max_sequences, conv_kernel - 1, conv_dim]
+    DevicePtr delta;  ///< [max_sequences, value heads, key dim, value dim]
+  };
+  std::vector<LinearState> states;  ///< by linear attention layer
+};
+
+/// Bytes from the start of the step's inputs, on both sides of the copy: header, block table, ids, targets.
+struct StepLayout {
+  std::uint64_t table = sizeof(StepHeader);
+  std::uint64_t ids = 0;
+  std::uint64_t targets = 0;
+  std::uint64_t end = 0;
+  std::uint64_t one_token_end = 0;  ///< What a step of one token copies.
+};
+
+/// Frees the captured steps, whose memory nothing else can free before.
+class DecoderGraphs final : public ModelResource {
+ public:
+  std::string_view label() const noexcept override { return "decode graphs"; }
+  Result<> release(GpuBackend&) override {
+    METRALE_TRY(token.release());
+    return logits.release();
+  }
+  Graph token;   ///< ends with the id
+  Graph logits;  ///< and with every logit
+};
+
+/// The cache, which `reserve` replaces, under one address.
+class DecoderCache final : public ModelResource {
+ public:
+  std::string_view label() const noexcept override { return "kv cache"; }
+  Result<> release(GpuBackend& backend) override { return cache ? cache->release(backend) : Result<>{}; }
+  std::unique_ptr<PagedKvCache> cache;
+};
+
+/// Staging in pinned memory.
+class DecoderStaging final : public ModelResource {
+ public:
+  std::string_view label() const noexcept override { return "step staging"; }
+  Result<> release(GpuBackend&) override {
+    METRALE_TRY(inputs.release());
+    return outputs.release();
+  }
+  PinnedBuffer inputs;   ///< a StepLayout
+  PinnedBuffer outputs;  ///< logits [logit_rows, vocab], scores [chunk_tokens], best
+};
+
+struct Decoder::Impl {
+  Impl(GpuBackend& b, const ModelConfig& c, const DecoderOptions& o)
+      : backend(b), config(c), options(o), activation_regions(b, "activations"), step_regions(b, "step inputs") {}
+
+  GpuBackend& backend;
+  ModelConfig config;
+  DecoderOptions options;
+  DecoderStats stats;
+
+  Stream stream;
+  std::optional<models::Ops> ops;
+  std::unique_ptr<models::ModelWeights> weights;
+  DecoderActivations act;
+  models::Regions activation_regions;
+  DecoderStaging staging;
+
+  // Made by `reserve`.
+  std::uint64_t context_tokens = 0;
+  std::uint64_t table_entries = 0;
+  StepLayout step_layout;
+  DevicePtr step;
+  models::Regions step_regions;
+  DecoderCache kv;
+  DecoderGraphs graphs;
+
+  std::vector<bool> slot_taken;
+
+  // decoder_setup.cpp
+  Result<> check_options() const;
+  Result<> allocate_activations();
+  Result<> drop_context();
+  Result<> make_context(std::uint64_t tokens);
+  Result<> capture_step(Graph& graph, Want want);
+
+  // forward.cpp; each enqueues on `stream`
+  Result<> forward(std::uint32_t m);
+  Result<> attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
+  Result<> linear_attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
+  Result<> mlp(const models::LayerWeights& layer, std::uint32_t m);
+  /// Logits of rows [first, first + count) of the chunk.
+  Result<> head(std::uint32_t first, std::uint32_t count);
+  /// The last row's logits and choice, copied to the host.
+  Result<> finish(std::uint32_t row, Want want);
+
+  // decoder.cpp
+  Result<> check_append(const Sequence& sequence, std::span<const TokenId> ids) const;
+  void stage(const Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
+  Result<> run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
+  Result<Step> run(Sequence& sequence, std::span<const TokenId> ids, Want want);
+  Result<std::vector<float>> run_all_logits(Sequence& sequence, std::span<const TokenId> ids);
+  Result<std::vector<RowScore>> run_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
+  Result<> wait();
+
+  std::span<float> host_logits() const;
+  std::span<RowScore> host_scores() const;
+  std::int32_t& host_best() const;
+};
+
+}  // namespace metrale

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The layers of a decoder, as launches for `m` tokens whose ids, positions and blocks the step's inputs hold. Also what is captured: no
+// allocation, no wait, no host address but pinned ones.
+#include <cmath>
+
+#include "models/decoder/decoder_impl.h"
+
+namespace metrale {
+
+using models::AttentionWeights;
+using models::LayerWeights;
+using models::LinearAttentionWeights;
+using models::Ops;
+using models::Product;
+using models::Rows;
+
+Result<> Decoder::Impl::forward(std::uint32_t m) {
+  METRALE_TRY(ops->rotary(step, weights->inverse_frequencies, act.rotary, {.m = m, .pairs = config.rope.rotary_dim / 2}));
+  METRALE_TRY(ops->gather(step.offset(step_layout.ids), weights->embedding, m, act.hidden));
+  std::uint32_t attention_index = 0, linear_index = 0;
+  for (const LayerWeights& layer : weights->layers) {
+    if (layer.kind == LayerKind::full_attention) {
+      METRALE_TRY(attention_layer(layer, attention_index++, m));
+    } else {
+      METRALE_TRY(linear_attention_layer(layer, linear_index++, m));
+    }
+    METRALE_TRY(mlp(layer, m));
+  }
+  return {};
+}
+
+Result<> Decoder::Impl::attention_layer(const LayerWeights& layer, std::uint32_t index, std::uint32_t m) {
+  const AttentionWeights& w = layer.attention;
+  const Product products[] = {{&w.q, w.q_bias, {}, act.q}, {&w.k, w.k_bias, {}, act.k}, {&w.v, w.v_bias, {}, act.v}};
+  METRALE_TRY(ops->linear({act.hidden, m, config.hidden_size, layer.input_norm, config.rms_norm_eps}, products));
+
+  const bool gated = config.family == ModelFamily::qwen3_5;
+  const std::uint32_t q_head_stride = gated ? 2 * config.head_dim : config.head_dim;
+  const std::uint32_t token_stride = config.kv_dim();
+  const CacheLayout layout{.dtype = static_cast<std::uint32_t>(options.kv_type),
+                           .block_tokens = options.kv_block_tokens,
+                           .block_stride = std::uint64_t{options.kv_block_tokens} * token_stride,
+                           .token_stride = token_stride,
+                           .head_stride = config.head_dim};
+  const Ops::Cache cache{kv.cache->k_pool(index), kv.cache->v_pool(index), step, step.offset(step_layout.table)};
+  METRALE_TRY(ops->rotate_store({act.q, act.k, act.v, w.q_norm, w.k_norm, act.rotary}, cache,
+                                {.m = m,
+                                 .num_heads = config.num_heads,
+                                 .num_kv_heads = config.num_kv_heads,
+                                 .head_dim = config.head_dim,
+                                 .pairs = config.rope.rotary_dim / 2,
+                                 .interleaved = config.family == ModelFamily::llama && config.weights == WeightFormat::gguf,
+                                 .ld_q = config.num_heads * q_head_stride,
+                                 .q_head_stride = q_head_stride,
+                                 .ld_kv = token_stride,
+                                 .norm_eps = config.rms_norm_eps,
+                                 .cache = layout}));
+  METRALE_TRY(ops->attend(act.q, cache, act.mixed,
+                          {.m = m,
+                           .num_heads = config.num_heads,
+                           .num_kv_heads = config.num_kv_heads,
+                           .head_dim = config.head_dim,
+                           .ld_q = config.num_heads * q_head_stride,
+                           .q_head_stride = q_head_stride,
+                           .gated = gated,
+                           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
+                           .cache = layout}));
+  const Product output{&w.o, w.o_bias, act.hidden, act.hidden};
+  return ops->linear({act.mixed, m, config.query_dim(), {}, 0}, {&output, 1});
+}
+
+Result<> Decoder::Impl::linear_attention_layer(const LayerWeights& layer, std::uint32_t index, std::uint32_t m) {
+  const LinearAttentionWeights& w = layer.linear;
+  const LinearAttentionConfig& c = config.linear;
+  const Product products[] = {{&w.qkv, {}, {}, act.qkv}, {&w.z, {}, {}, act.z}, {&w.b, {}, {}, act.b}, {&w.a, {}, {}, act.a}};
+  METRALE_TRY(ops->linear({act.hidden, m, config.hidden_size, layer.input_norm, config.rms_norm_eps}, products));
+  const DecoderActivations::LinearState& state = act.states[index];
+  METRALE_TRY(ops->conv(act.qkv, w.conv, state.conv, step,
+                        {.m = m, .channels = c.conv_dim(), .kernel = c.conv_kernel, .ld_x = c.conv_dim()}));
+  METRALE_TRY(ops->delta({act.qkv, act.z, act.a, act.b, w.decay, w.dt_bias, w.norm, state.delta, step, act.mixed},
+                         {.m = m,
+                          .num_key_heads = c.num_key_heads,
+                          .num_value_heads = c.num_value_heads,
+                          .key_dim = c.key_head_dim,
+                          .value_dim = c.value_head_dim,
+                          .tiled = config.weights == WeightFormat::gguf,
+                          .ld_qkv = c.conv_dim(),
+                          .ld_z = c.value_dim(),
+                          .ld_ab = c.num_value_heads,
+                          .norm_eps = config.rms_norm_eps}));
+  const Product output{&w.out, {}, act.hidden, act.hidden};
+  return ops->linear({act.mixed, m, c.value_dim(), {}, 0}, {&output, 1});
+}
+
+Result<> Decoder::Impl::mlp(const LayerWeights& layer, std::uint32_t m) {
+  METRALE_TRY(
+      ops->swiglu({act.hidden, m, config.hidden_size, layer.post_norm, config.rms_norm_eps}, layer.gate, layer.up, act.mlp));
+  const Product output{&layer.down, {}, act.hidden, act.hidden};
+  return ops->linear({act.mlp, m, config.intermediate_size, {}, 0}, {&output, 1});
+}
+
+Result<> Decoder::Impl::head(std::uint32_t first, std::uint32_t count) {
+  const DevicePtr rows = act.hidden.offset(std::uint64_t{first} * config.hidden_size * sizeof(float));
+  const Product output{&weights->head, {}, {}, act.logits};
+  return ops->linear({rows, count, config.hidden_size, weights->final_norm, config.rms_norm_eps}, {&output, 1});
+}
+
+Result<> Decoder::Impl::finish(std::uint32_t row, Want want) {
+  METRALE_TRY(head(row, 1));
+  METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
+  METRALE_TRY(backend.copy_d2h_async(std::as_writable_bytes(std::span(&host_best(), 1)), act.best, stream.handle()));
+  if (want == Want::token) return {};
+  const std::span<float> logits = host_logits().first(config.vocab_size);
+  return backend.copy_d2h_async(std::as_writable_bytes(logits), act.logits, stream.handle());
+}
+
+}  // namespace metrale

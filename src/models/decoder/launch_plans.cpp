@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/decoder/launch_plans.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+// Pure functions only: nothing is linked from the kernels.
+#include "decoder/decoder.h"
+#include "matmul/matmul.h"
+
+namespace metrale::models {
+namespace {
+
+namespace matmul = host::matmul;
+namespace decoder = host::decoder;
+
+// The kernels' own view of the arguments must be the public one.
+static_assert(sizeof(LinearParams) == sizeof(matmul::LinearParams) && sizeof(RepackParams) == sizeof(matmul::RepackParams) &&
+              sizeof(GatherParams) == sizeof(matmul::GatherParams));
+static_assert(kMatmulModule == matmul::kModule && kMaxLinearMatrices == matmul::kMaxMatrices);
+
+LaunchShape shape(const matmul::Plan& plan) { return {plan.grid, {}, plan.shared_bytes}; }
+
+std::uint32_t tiles(std::uint32_t n, std::uint32_t tile) { return static_cast<std::uint32_t>(div_ceil(n, tile)); }
+
+class HostPlans final : public LaunchPlans {
+ public:
+  explicit HostPlans(std::uint32_t threads) : threads_(threads) {}
+
+  bool supports(DType weights) const noexcept override { return matmul::supports(weights); }
+  bool can_repack(DType weights, std::uint32_t k) const noexcept override { return matmul::can_repack(weights, k); }
+  int activation_class(DType weights, Precision precision) const noexcept override {
+    return static_cast<int>(matmul::activation_class(weights, static_cast<matmul::Precision>(precision)));
+  }
+  std::uint32_t max_unprepared_rows() const noexcept override { return matmul::kFusedRows; }
+  std::uint64_t prepared_bytes(std::uint32_t m, std::uint32_t k) const noexcept override { return matmul::prepared_bytes(m, k); }
+  LaunchShape repack(DType weights, std::uint32_t n, std::uint32_t k) const noexcept override {
+    return shape(matmul::plan_repack(weights, n, k));
+  }
+  LaunchShape gather(std::uint32_t m) const noexcept override { return shape(matmul::plan_gather(m)); }
+  LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept override { return shape(matmul::plan_prepare(m, k)); }
+  LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept override {
+    return shape(matmul::plan_linear(function, std::bit_cast<matmul::LinearParams>(params), threads_));
+  }
+
+  LaunchShape widen(std::uint64_t elements) const noexcept override { return {{elements < 4096 ? 1 : threads_, 1, 1}, {}, 0}; }
+  LaunchShape rotary(const RotaryParams& params) const noexcept override { return {{params.m, 1, 1}, {}, 0}; }
+  LaunchShape rotate_store(const RotateStoreParams& params) const noexcept override { return {{params.m, 1, 1}, {}, 0}; }
+  LaunchShape attend(const AttendParams& params, std::uint32_t n_tile) const noexcept override {
+    return {{params.num_heads, tiles(params.m, n_tile), 1}, {}, decoder::attend_shared_bytes(params.head_dim)};
+  }
+  LaunchShape attend_one(const AttendParams& params) const noexcept override {
+    return {{params.num_heads, 1, 1}, {}, decoder::attend_one_shared_bytes(params.head_dim)};
+  }
+  LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept override {
+    return {{tiles(params.channels, n_tile), 1, 1}, {}, decoder::conv_shared_bytes(params.kernel)};
+  }
+  LaunchShape delta(const DeltaParams& params) const noexcept override {
+    return {{params.num_value_heads, 1, 1}, {}, decoder::delta_shared_bytes(params.key_dim, params.value_dim)};
+  }
+  LaunchShape rows(const RowsParams& params) const noexcept override { return {{params.rows, 1, 1}, {}, 0}; }
+
+ private:
+  std::uint32_t threads_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<LaunchPlans>> launch_plans(GpuBackend& backend) {
+  // The mock computes nothing and takes any geometry.
+  if (backend.name() == "host") return std::unique_ptr<LaunchPlans>(new HostPlans(METRALE_TRY(backend.sm_count())));
+  if (backend.name() == "mock") return std::unique_ptr<LaunchPlans>(new HostPlans(1));
+  return Error(Errc::unsupported, fmt::format("the decoders have no kernels for backend {}; use host", backend.name()));
+}
+
+}  // namespace metrale::models

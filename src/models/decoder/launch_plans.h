@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LaunchPlans: what a backend's kernels want of a launch beyond their names and arguments: blocks, shared memory, packed layouts. One
+// implementation for each set of kernels. Constant after construction; any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "metrale/backend.h"
+#include "metrale/dtype.h"
+#include "metrale/models/decoder_kernels.h"
+#include "metrale/models/matmul_kernels.h"
+#include "metrale/result.h"
+#include "metrale/types.h"
+
+namespace metrale::models {
+
+struct LaunchShape {
+  Dim3 grid;
+  Dim3 block;
+  std::uint32_t shared_bytes = 0;
+};
+
+class LaunchPlans {
+ public:
+  virtual ~LaunchPlans() = default;
+
+  // ---- matrices ----
+  virtual bool supports(DType weights) const noexcept = 0;
+  /// Whether `repack` takes a matrix of k columns.
+  virtual bool can_repack(DType weights, std::uint32_t k) const noexcept = 0;
+  /// Matrices with the same class may share one `prepare`.
+  virtual int activation_class(DType weights, Precision precision) const noexcept = 0;
+  /// Most rows that linear, linear4 and swiglu take as they are; more go through `prepare`.
+  virtual std::uint32_t max_unprepared_rows() const noexcept = 0;
+  virtual std::uint64_t prepared_bytes(std::uint32_t m, std::uint32_t k) const noexcept = 0;
+  virtual LaunchShape repack(DType weights, std::uint32_t n, std::uint32_t k) const noexcept = 0;
+  virtual LaunchShape gather(std::uint32_t m) const noexcept = 0;
+  virtual LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept = 0;
+  /// `function` is linear, linear4 or swiglu.
+  virtual LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept = 0;
+
+  // ---- the rest; grids as decoder_kernels.h says, `n_tile` as published ----
+  virtual LaunchShape widen(std::uint64_t elements) const noexcept = 0;
+  virtual LaunchShape rotary(const RotaryParams& params) const noexcept = 0;
+  virtual LaunchShape rotate_store(const RotateStoreParams& params) const noexcept = 0;
+  virtual LaunchShape attend(const AttendParams& params, std::uint32_t n_tile) const noexcept = 0;
+  virtual LaunchShape attend_one(const AttendParams& params) const noexcept = 0;
+  virtual LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept = 0;
+  virtual LaunchShape delta(const DeltaParams& params) const noexcept = 0;
+  virtual LaunchShape rows(const RowsParams& params) const noexcept = 0;
+};
+
+/// The plans for the kernels that `backend` serves. Errors: unsupported (no decoder kernels were written for it), and those of `sm_count`.
+Result<std::unique_ptr<LaunchPlans>> launch_plans(GpuBackend& backend);
+
+}  // namespace metrale::models

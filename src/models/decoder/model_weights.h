@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelWeights: the tensors of a decoder by what they do, whatever their names and formats. Matrices are views into a WeightStore, put
+// into the order that the kernels like; norms, biases and other vectors are widened to f32 in an arena of their own, with 1 + w and
+// -exp(w) applied where a format leaves that to the reader. Made and released by one thread; read by any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "metrale/backend.h"
+#include "metrale/model_resource.h"
+#include "metrale/models/model_config.h"
+#include "metrale/result.h"
+#include "metrale/weight_file.h"
+#include "metrale/weight_store.h"
+#include "models/decoder/ops.h"
+
+namespace metrale::models {
+
+/// Vectors are null where a model has none.
+struct AttentionWeights {
+  Matrix q;  ///< With an output gate, [num_heads, 2, head_dim] rows: query and gate of each head.
+  Matrix k, v, o;
+  DevicePtr q_bias, k_bias, v_bias, o_bias;
+  DevicePtr q_norm, k_norm;
+};
+struct LinearAttentionWeights {
+  Matrix qkv, z, b, a, out;
+  DevicePtr conv;   ///< [kernel, channels]
+  DevicePtr decay;  ///< -exp(A_log)
+  DevicePtr dt_bias;
+  DevicePtr norm;
+};
+struct LayerWeights {
+  LayerKind kind = LayerKind::full_attention;
+  DevicePtr input_norm, post_norm;
+  AttentionWeights attention;
+  LinearAttentionWeights linear;
+  Matrix gate, up, down;
+};
+
+class ModelWeights final : public ModelResource {
+ public:
+  /// Decides which tensors `config` needs and checks that `file` has each, in the shape that the configuration says and of a type that
+  /// the kernels take. Loads nothing.
+  /// Errors: not_found (a tensor is missing: names it and the nearest), bad_format (wrong shape: both shapes), unsupported (its type).
+  static Result<std::unique_ptr<ModelWeights>> create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
+                                                      const LaunchPlans& plans);
+  ~ModelWeights() override;
+
+  /// Names of every tensor that a decoder needs.
+  std::vector<std::string> names() const;
+  /// Finds every tensor in `store`, which was loaded from the same file, widens the vectors and packs the matrices in place. Returns when done.
+  Result<> bind(const WeightStore& store, const WeightFile& file, const Ops& ops);
+
+  Matrix embedding, head;  ///< The same when tied.
+  DevicePtr final_norm;
+  DevicePtr inverse_frequencies;  ///< f32 [rotary_dim / 2]
+  std::vector<LayerWeights> layers;
+
+  std::string_view label() const noexcept override { return "widened weights"; }
+  Result<> release(GpuBackend& backend) override;
+
+ private:
+  struct MatrixWant {
+    std::string name;
+    Matrix* to;
+  };
+  struct VectorWant {
+    std::string name;
+    WidenParams params;
+    DevicePtr* to;
+  };
+
+  explicit ModelWeights(GpuBackend& backend, const ModelConfig& config) : backend_(&backend), config_(config) {}
+  void list_layer(std::uint32_t index);
+  void list_attention(const std::string& prefix, LayerWeights& layer);
+  void list_linear_attention(const std::string& prefix, LayerWeights& layer);
+  void matrix(std::string name, std::uint32_t n, std::uint32_t k, Matrix& to);
+  void vector(std::string name, std::uint32_t n, WidenOp op, DevicePtr& to);
+  Result<> check(const WeightFile& file, const LaunchPlans& plans);
+  Result<std::vector<float>> rotary_frequencies(const WeightFile& file) const;
+
+  GpuBackend* backend_;
+  ModelConfig config_;
+  std::vector<MatrixWant> matrices_;
+  std::vector<VectorWant> vectors_;
+  DevicePtr arena_;
+};
+
+}  // namespace metrale::models

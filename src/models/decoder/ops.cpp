@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/decoder/ops.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "metrale/op_cache.h"
+
+namespace metrale::models {
+namespace {
+
+KernelArg to_arg(const DevicePtr& ptr) { return KernelArg::buffer(ptr); }
+/// The struct is read during the launch call.
+template <class T>
+  requires(!std::is_same_v<T, DevicePtr>)
+KernelArg to_arg(const T& params) {
+  return KernelArg::bytes(std::as_bytes(std::span<const T, 1>(&params, 1)));
+}
+
+LinearMatrix describe(const Matrix& weight) {
+  return {.n = weight.n, .dtype = static_cast<std::uint32_t>(weight.dtype), .packed = weight.packed, .ld_y = weight.n};
+}
+
+}  // namespace
+
+Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, Precision precision) {
+  Ops ops(backend, stream, precision, METRALE_TRY(launch_plans(backend)));
+  Kernels& k = ops.kernels_;
+  struct Wanted {
+    KernelHandle& handle;
+    std::string_view module;
+    std::string_view function;
+    std::uint32_t* tile = nullptr;
+  };
+  const Wanted wanted[] = {
+      {k.repack, kMatmulModule, "repack"},
+      {k.gather, kMatmulModule, "gather"},
+      {k.prepare, kMatmulModule, "prepare"},
+      {k.linear, kMatmulModule, "linear"},
+      {k.linear4, kMatmulModule, "linear4"},
+      {k.swiglu, kMatmulModule, "swiglu"},
+      {k.widen, kDecoderModule, "widen"},
+      {k.rotary, kDecoderModule, "rotary"},
+      {k.rotate_store, kDecoderModule, "rotate_store"},
+      {k.attend, kDecoderModule, "attend", &k.attend_tile},
+      {k.attend_one, kDecoderModule, "attend_one"},
+      {k.conv, kDecoderModule, "conv", &k.conv_tile},
+      {k.delta, kDecoderModule, "delta"},
+      {k.argmax, kDecoderModule, "argmax"},
+      {k.score, kDecoderModule, "score"},
+  };
+  for (const Wanted& w : wanted) {
+    w.handle = METRALE_TRY(backend.op_cache().kernel(w.module, w.function)).handle;
+    if (w.tile) *w.tile = METRALE_TRY(backend.kernel_n_tile(w.handle));
+  }
+  return ops;
+}
+
+template <class... Args>
+Result<> Ops::launch(KernelHandle kernel, const LaunchShape& shape, const Args&... args) const {
+  const std::array<KernelArg, sizeof...(Args)> packed{to_arg(args)...};
+  return backend_->launch_typed(kernel, shape.grid, shape.block, shape.shared_bytes, stream_, packed);
+}
+
+Result<> Ops::repack(Matrix& weight) const {
+  if (!plans_->can_repack(weight.dtype, weight.k)) return {};
+  const RepackParams params{weight.n, weight.k, static_cast<std::uint32_t>(weight.dtype)};
+  METRALE_TRY(launch(kernels_.repack, plans_->repack(weight.dtype, weight.n, weight.k), weight.ptr, params));
+  weight.packed = true;
+  return {};
+}
+
+Result<> Ops::gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y) const {
+  const GatherParams params{.m = m,
+                            .n = weight.n,
+                            .k = weight.k,
+                            .dtype = static_cast<std::uint32_t>(weight.dtype),
+                            .packed = weight.packed,
+                            .ld_y = weight.k};
+  return launch(kernels_.gather, plans_->gather(m), ids, weight.ptr, y, params);
+}
+
+Result<LinearParams> Ops::begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm) const {
+  LinearParams params;
+  params.m = rows.m;
+  params.k = rows.k;
+  params.ld_x = rows.k;
+  params.precision = static_cast<std::uint32_t>(precision_);
+  params.norm_dtype = static_cast<std::uint32_t>(DType::f32);
+  params.norm_eps = rows.norm_eps;
+  x = rows.x;
+  norm = rows.norm;
+  if (rows.m <= plans_->max_unprepared_rows()) return params;
+  params.w[0].dtype = static_cast<std::uint32_t>(weights);
+  METRALE_TRY(launch(kernels_.prepare, plans_->prepare(rows.m, rows.k), rows.x, rows.norm, prepared_, params));
+  params.prepared = 1;
+  x = prepared_;
+  norm = {};
+  return params;
+}
+
+Result<> Ops::linear(const Rows& rows, std::span<const Product> products) const {
+  const int first = plans_->activation_class(products[0].weight->dtype, precision_);
+  for (const Product& product : products) {
+    if (plans_->activation_class(product.weight->dtype, precision_) == first) continue;
+    for (const Product& each : products) METRALE_TRY(linear_same_class(rows, {&each, 1}));
+    return {};
+  }
+  return linear_same_class(rows, products);
+}
+
+Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> products) const {
+  DevicePtr x, norm;
+  LinearParams params = METRALE_TRY(begin(rows, products[0].weight->dtype, x, norm));
+  for (std::size_t i = 0; i < products.size(); ++i) params.w[i] = describe(*products[i].weight);
+  if (products.size() == 1) {
+    const Product& p = products[0];
+    return launch(kernels_.linear, plans_->linear("linear", params), x, norm, p.weight->ptr, p.bias, p.residual, p.y, params);
+  }
+  std::array<DevicePtr, kMaxLinearMatrices> w, bias, y;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    w[i] = products[i].weight->ptr;
+    bias[i] = products[i].bias;
+    y[i] = products[i].y;
+  }
+  return launch(kernels_.linear4, plans_->linear("linear4", params), x, norm, w[0], w[1], w[2], w[3], bias[0], bias[1], bias[2],
+                bias[3], y[0], y[1], y[2], y[3], params);
+}
+
+Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) const {
+  if (plans_->activation_class(gate.dtype, precision_) != plans_->activation_class(up.dtype, precision_)) {
+    return Error(Errc::unsupported, fmt::format("gate is {} and up is {}: they cannot be multiplied together",
+                                                to_string(gate.dtype), to_string(up.dtype)));
+  }
+  DevicePtr x, norm;
+  LinearParams params = METRALE_TRY(begin(rows, gate.dtype, x, norm));
+  params.w[0] = describe(gate);
+  params.w[1] = describe(up);
+  return launch(kernels_.swiglu, plans_->linear("swiglu", params), x, norm, gate.ptr, up.ptr, y, params);
+}
+
+Result<> Ops::widen(DevicePtr from, DevicePtr to, const WidenParams& params) const {
+  return launch(kernels_.widen, plans_->widen(std::uint64_t{params.rows} * params.cols), from, to, params);
+}
+
+Result<> Ops::rotary(DevicePtr step, DevicePtr inverse_frequencies, DevicePtr table, const RotaryParams& params) const {
+  return launch(kernels_.rotary, plans_->rotary(params), step, inverse_frequencies, table, params);
+}
+
+Result<> Ops::rotate_store(const RotateStore& t, const Cache& cache, const RotateStoreParams& params) const {
+  return launch(kernels_.rotate_store, plans_->rotate_store(params), t.q, t.k, t.v, t.q_norm, t.k_norm, t.rotary, cache.step,
+                cache.block_table, cache.keys, cache.values, params);
+}
+
+Result<> Ops::attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params) const {
+  const bool one = params.m == 1;
+  const LaunchShape shape = one ? plans_->attend_one(params) : plans_->attend(params, kernels_.attend_tile);
+  return launch(one ? kernels_.attend_one : kernels_.attend, shape, q, cache.keys, cache.values, cache.step, cache.block_table, out,
+                params);
+}
+
+Result<> Ops::conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params) const {
+  return launch(kernels_.conv, plans_->conv(params, kernels_.conv_tile), x, weight, state, step, params);
+}
+
+Result<> Ops::delta(const Delta& t, const DeltaParams& params) const {
+  return launch(kernels_.delta, plans_->delta(params), t.qkv, t.z, t.a, t.b, t.decay, t.dt_bias, t.norm, t.state, t.step, t.out,
+                params);
+}
+
+Result<> Ops::argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) const {
+  return launch(kernels_.argmax, plans_->rows(params), logits, ids, params);
+}
+
+Result<> Ops::score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params) const {
+  return launch(kernels_.score, plans_->rows(params), logits, targets, scores, params);
+}
+
+}  // namespace metrale::models
