@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/heap_counter.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace {
+thread_local std::uint64_t num_allocations = 0;
+}  // namespace
+
+namespace metrale::test {
+std::uint64_t num_heap_allocations() noexcept { return num_allocations; }
+}  // namespace metrale::test
+
+void* operator new(std::size_t size) {
+  ++num_allocations;
+  if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
