@@ -31,26 +31,41 @@ METRALE_INLINE void tiles_end() { asm volatile("tilerelease" ::: "memory"); }
 
 inline constexpr std::size_t kTile = 1024;
 
-/// Adds rows × columns products over `steps` tiles of 32 elements to the sums at `c` (4 tiles of [16][16] f32). `a0`, `a1`: the two
-/// row tiles' activations, `parts` tiles a step. `b0`, `b1`: the two column tiles' weights, `b_step` bytes from one step to the next.
+/// Where the sums of two column tiles start and end: row 0 of each, rows `stride` bytes apart. `from` null: at zero.
+struct Sums {
+  const std::byte* from[2];
+  std::byte* to[2];
+  std::size_t stride[2];
+};
+
+/// What two row tiles and two column tiles are multiplied from. `a`: activations, `parts` tiles a step. `b`: weights, `b_step` bytes
+/// from one step of 32 elements to the next.
+struct Operands {
+  const std::byte* a[2];
+  const std::byte* b[2];
+  std::size_t b_step;
+  std::uint32_t steps;
+  int parts;
+};
+
 template <int row_tiles, int column_tiles>
-static void multiply(const std::byte* a0, const std::byte* a1, int parts, const std::byte* b0, const std::byte* b1,
-                     std::size_t b_step, std::uint32_t steps, std::byte* c, bool fresh) {
-  if (fresh) {
+static void multiply(const Operands& in, const Sums& sums) {
+  const std::byte *a0 = in.a[0], *a1 = in.a[1], *b0 = in.b[0], *b1 = in.b[1];
+  if (sums.from[0] == nullptr) {
     METRALE_TILE_ZERO(0);
     METRALE_TILE_ZERO(1);
     METRALE_TILE_ZERO(2);
     METRALE_TILE_ZERO(3);
   } else {
-    METRALE_TILE_LOAD(0, c, 64);
-    if constexpr (column_tiles > 1) METRALE_TILE_LOAD(1, c + kTile, 64);
-    if constexpr (row_tiles > 1) METRALE_TILE_LOAD(2, c + 2 * kTile, 64);
-    if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_LOAD(3, c + 3 * kTile, 64);
+    METRALE_TILE_LOAD(0, sums.from[0], sums.stride[0]);
+    if constexpr (column_tiles > 1) METRALE_TILE_LOAD(1, sums.from[1], sums.stride[1]);
+    if constexpr (row_tiles > 1) METRALE_TILE_LOAD(2, sums.from[0] + 16 * sums.stride[0], sums.stride[0]);
+    if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_LOAD(3, sums.from[1] + 16 * sums.stride[1], sums.stride[1]);
   }
-  for (std::uint32_t s = 0; s < steps; ++s, b0 += b_step, b1 += b_step) {
+  for (std::uint32_t s = 0; s < in.steps; ++s, b0 += in.b_step, b1 += in.b_step) {
     METRALE_TILE_LOAD(6, b0, 64);
     if constexpr (column_tiles > 1) METRALE_TILE_LOAD(7, b1, 64);
-    for (int part = 0; part < parts; ++part, a0 += kTile, a1 += kTile) {
+    for (int part = 0; part < in.parts; ++part, a0 += kTile, a1 += kTile) {
       METRALE_TILE_LOAD(4, a0, 64);
       METRALE_TILE_DOT(0, 4, 6);
       if constexpr (column_tiles > 1) METRALE_TILE_DOT(1, 4, 7);
@@ -61,10 +76,10 @@ static void multiply(const std::byte* a0, const std::byte* a1, int parts, const 
       }
     }
   }
-  METRALE_TILE_STORE(0, c, 64);
-  if constexpr (column_tiles > 1) METRALE_TILE_STORE(1, c + kTile, 64);
-  if constexpr (row_tiles > 1) METRALE_TILE_STORE(2, c + 2 * kTile, 64);
-  if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_STORE(3, c + 3 * kTile, 64);
+  METRALE_TILE_STORE(0, sums.to[0], sums.stride[0]);
+  if constexpr (column_tiles > 1) METRALE_TILE_STORE(1, sums.to[1], sums.stride[1]);
+  if constexpr (row_tiles > 1) METRALE_TILE_STORE(2, sums.to[0] + 16 * sums.stride[0], sums.stride[0]);
+  if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_STORE(3, sums.to[1] + 16 * sums.stride[1], sums.stride[1]);
 }
 
 /// Lanes of `even` and `odd` as neighbouring bf16 values: a tile row holds elements 2i, 2i+1 of column 0, then of column 1, …
@@ -152,21 +167,29 @@ static void dequantise_group(DType type, const std::byte* w, std::uint32_t k, st
   }
 }
 
+METRALE_INLINE void store_bf16(std::byte* p, V16f lo, V16f hi) {
+  store(p, __builtin_convertvector(to_bf16_bits(lo), V16s));
+  store(p + 32, __builtin_convertvector(to_bf16_bits(hi), V16s));
+}
+METRALE_INLINE V16f without_bf16(V16f v) { return v - bits_to_float(to_bf16_bits(v) << 16); }
+
 /// Writes 16 rows of x as bf16 tiles (parts 1 or 3); rows beyond `rows` are zero. `row` holds round_up(k, 32) floats.
-static void prepare_tiles(const Call& c, std::uint32_t first, std::uint32_t rows, int parts, std::byte* out, float* row) {
+template <int parts>
+static void prepare_tiles(const Call& c, std::uint32_t first, std::uint32_t rows, std::byte* out, float* row) {
   const std::uint32_t k = c.p.k, steps = (k + 31) / 32;
   for (std::uint32_t r = 0; r < 16; ++r) {
-    std::memset(row, 0, steps * 32 * sizeof(float));
-    if (r < rows) normalise_row(c, static_cast<const float*>(c.x) + std::size_t{first + r} * c.p.ld_x, row);
-    for (std::uint32_t s = 0; s < steps; ++s) {
+    std::memset(row + k / 32 * 32, 0, (steps - k / 32) * 32 * sizeof(float));
+    if (r < rows)
+      normalise_row(c, static_cast<const float*>(c.x) + std::size_t{first + r} * c.p.ld_x, row);
+    else
+      std::memset(row, 0, steps * 32 * sizeof(float));
+    std::byte* at = out + r * 64;
+    for (std::uint32_t s = 0; s < steps; ++s, at += parts * kTile) {
       V16f lo = load<V16f>(row + 32 * s), hi = load<V16f>(row + 32 * s + 16);
-      std::byte* at = out + std::size_t{s} * static_cast<std::uint32_t>(parts) * kTile + r * 64;
-      for (int part = 0; part < parts; ++part, at += kTile) {
-        const V16i a = to_bf16_bits(lo), b = to_bf16_bits(hi);
-        store(at, __builtin_convertvector(a, V16s));
-        store(at + 32, __builtin_convertvector(b, V16s));
-        lo -= bits_to_float(a << 16);
-        hi -= bits_to_float(b << 16);
+      store_bf16(at, lo, hi);
+      for (int part = 1; part < parts; ++part) {
+        lo = without_bf16(lo), hi = without_bf16(hi);
+        store_bf16(at + static_cast<std::size_t>(part) * kTile, lo, hi);
       }
     }
   }
@@ -190,75 +213,153 @@ struct ColumnTiles {
   int count;
 };
 
-/// One pair of column tiles against all rows.
-static void linear_tiles(const Call& c, const ColumnTiles& columns) {
-  const int parts = parts_of(c);
-  const std::uint32_t k = c.p.k, steps = (k + 31) / 32;
-  std::byte* panel = c.shared;
-  std::byte* sums = panel + 2 * std::size_t{kPanelK} * 32;
-  std::byte* stage = sums + std::size_t{kRowBlock} * 32 * sizeof(float);
-  const std::byte* group[2] = {};
-  DType type[2] = {};
-  for (int i = 0; i < columns.count; ++i) {
-    type[i] = static_cast<DType>(c.p.w[columns.matrix[i]].dtype);
-    group[i] = group_at(c, columns.matrix[i], columns.group[i], stage);
-    stage += stage_bytes(c, columns.matrix[i]);
+METRALE_INLINE void multiply_some(const Operands& in, const Sums& sums, bool tall, bool wide) {
+  if (tall && wide)
+    multiply<2, 2>(in, sums);
+  else if (tall)
+    multiply<2, 1>(in, sums);
+  else if (wide)
+    multiply<1, 2>(in, sums);
+  else
+    multiply<1, 1>(in, sums);
+}
+
+/// Sums kept at `scratch`, [column tile][32 rows][16].
+METRALE_INLINE Sums sums_in(std::byte* scratch, bool fresh) {
+  Sums sums{{scratch, scratch + 2 * kTile}, {scratch, scratch + 2 * kTile}, {64, 64}};
+  if (fresh) sums.from[0] = sums.from[1] = nullptr;
+  return sums;
+}
+
+/// Whether whole row tiles of these columns can start from the residual and end in y as they are.
+METRALE_INLINE bool fits_y(const Call& c, const ColumnTiles& columns) {
+  for (int j = 0; j < columns.count; ++j) {
+    const std::uint32_t matrix = columns.matrix[j];
+    if (c.bias[matrix] != nullptr || (columns.group[j] + 1) * kGroupRows > c.p.w[matrix].n) return false;
   }
-  const bool direct = type[0] == DType::bf16;  // bf16 groups are tiles already
-  // Slices of k: equal, and whole 256-element blocks where a type has them.
-  std::uint32_t slice = steps;
-  if (!direct) {
-    const bool large_blocks = type[0] == DType::q4_k || type[0] == DType::q6_k ||
-                              (columns.count > 1 && (type[1] == DType::q4_k || type[1] == DType::q6_k));
-    const std::uint32_t slices = (k + kPanelK - 1) / kPanelK;
-    slice = large_blocks ? 16 : (steps + slices - 1) / slices;
+  return true;
+}
+METRALE_INLINE Sums sums_in_y(const Call& c, const ColumnTiles& columns, std::uint32_t row, bool fresh) {
+  Sums sums{};
+  for (int j = 0; j < columns.count; ++j) {
+    const std::uint32_t matrix = columns.matrix[j];
+    const std::size_t at = std::size_t{row} * c.p.w[matrix].ld_y + columns.group[j] * kGroupRows;
+    const float* from = fresh ? c.residual : c.y[matrix];
+    sums.from[j] = from == nullptr ? nullptr : reinterpret_cast<const std::byte*>(from + at);
+    sums.to[j] = reinterpret_cast<std::byte*>(c.y[matrix] + at);
+    sums.stride[j] = c.p.w[matrix].ld_y * sizeof(float);
   }
-  const auto* x = static_cast<const std::byte*>(c.x);
-  const std::size_t row_tile = row_tile_bytes(c);
-  for (std::uint32_t row = 0; row < c.p.m; row += kRowBlock) {
-    const std::uint32_t rows = c.p.m - row < kRowBlock ? c.p.m - row : kRowBlock;
-    for (std::uint32_t s = 0; s < steps; s += slice) {
-      const std::uint32_t n = steps - s < slice ? steps - s : slice;
-      const std::byte *b0, *b1;
-      std::size_t b_step;
-      if (direct) {
-        b0 = group[0] + s * kTile, b1 = columns.count > 1 ? group[1] + s * kTile : b0, b_step = kTile;
+  return sums;
+}
+
+/// Sums of up to 32 rows, from y, or from bias and residual when `fresh`, to `scratch`; or from there to y.
+enum class Move : std::uint8_t { in, in_fresh, out };
+static void move_rows(const Call& c, const ColumnTiles& columns, std::uint32_t row, std::uint32_t rows, std::byte* scratch,
+                      Move move) {
+  for (int j = 0; j < columns.count; ++j) {
+    const std::uint32_t matrix = columns.matrix[j], column = columns.group[j] * kGroupRows, count = c.p.w[matrix].n - column;
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      const std::size_t at = std::size_t{row + i} * c.p.w[matrix].ld_y + column;
+      std::byte* sums = scratch + static_cast<std::size_t>(j) * 2 * kTile + i * 64;
+      if (move == Move::out) {
+        store_some(c.y[matrix] + at, load<V16f>(sums), count);
+      } else if (move == Move::in) {
+        store(sums, load_some(c.y[matrix] + at, count));
       } else {
-        b0 = panel, b1 = panel + kTile, b_step = 2 * kTile;
-        for (int i = 0; i < columns.count; ++i)
-          dequantise_group(type[i], group[i], k, 32 * s, 32 * n, panel + static_cast<std::size_t>(i) * kTile, b_step);
-      }
-      for (std::uint32_t r = 0; r < rows; r += 32) {
-        const std::byte* a0 = x + (row + r) / 16 * row_tile + std::size_t{s} * static_cast<std::size_t>(parts) * kTile;
-        const std::byte* a1 = a0 + row_tile;
-        std::byte* at = sums + std::size_t{r} / 32 * 4 * kTile;
-        const bool tall = rows - r > 16;
-        if (tall && columns.count > 1)
-          multiply<2, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else if (tall)
-          multiply<2, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else if (columns.count > 1)
-          multiply<1, 2>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        else
-          multiply<1, 1>(a0, a1, parts, b0, b1, b_step, n, at, s == 0);
-        if (s + n < steps) continue;
-        const std::uint32_t live = rows - r < 32 ? rows - r : 32;
-        for (std::uint32_t i = 0; i < live; ++i) {
-          const std::byte* v = at + (i / 16) * 2 * kTile + (i % 16) * 64;
-          const std::uint32_t out_row = row + r + i;
-          if (c.swiglu) {
-            const std::uint32_t column = columns.group[0] * kGroupRows;
-            store_some(c.y[0] + std::size_t{out_row} * c.p.w[0].ld_y + column, silu(load<V16f>(v)) * load<V16f>(v + kTile),
-                       c.p.w[0].n - column);
-            continue;
-          }
-          for (int j = 0; j < columns.count; ++j)
-            finish_columns(c, columns.matrix[j], columns.group[j] * kGroupRows, out_row,
-                           load<V16f>(v + static_cast<std::size_t>(j) * kTile));
-        }
+        V16f v{};
+        if (c.bias[matrix] != nullptr) v += load_some(c.bias[matrix] + column, count);
+        if (c.residual != nullptr) v += load_some(c.residual + at, count);
+        store(sums, v);
       }
     }
   }
+}
+
+static void finish_swiglu(const Call& c, std::uint32_t group, std::uint32_t row, std::uint32_t rows, const std::byte* scratch) {
+  const std::uint32_t column = group * kGroupRows;
+  for (std::uint32_t i = 0; i < rows; ++i, scratch += 64) {
+    store_some(c.y[0] + std::size_t{row + i} * c.p.w[0].ld_y + column, silu(load<V16f>(scratch)) * load<V16f>(scratch + 2 * kTile),
+               c.p.w[0].n - column);
+  }
+}
+
+/// Steps of 32 elements of k in one slice: equal slices, of whole 256-element blocks where a type has them. bf16 groups are tiles
+/// already and need none.
+METRALE_INLINE std::uint32_t slice_steps(const Call& c) {
+  const std::uint32_t steps = (c.p.k + 31) / 32, slices = (c.p.k + kPanelK - 1) / kPanelK;
+  if (static_cast<DType>(c.p.w[0].dtype) == DType::bf16) return steps;
+  for (std::uint32_t i = 0; i < c.matrices; ++i) {
+    if (static_cast<DType>(c.p.w[i].dtype) == DType::q4_k || static_cast<DType>(c.p.w[i].dtype) == DType::q6_k) return 16;
+  }
+  return (steps + slices - 1) / slices;
+}
+
+/// Adds the products of one slice of k for rows [row, row_end), whose first is a multiple of 32 and of the first of its block.
+static void multiply_slice(const Call& c, const ColumnTiles& columns, std::uint32_t row, std::uint32_t row_end, std::uint32_t step,
+                           std::uint32_t num_steps) {
+  const std::uint32_t k = c.p.k;
+  std::byte* panel = c.shared;
+  std::byte* scratch = panel + 2 * std::size_t{kPanelK} * 32;
+  std::byte* stage = scratch + std::size_t{kRowBlock} * 32 * sizeof(float);
+  Operands in{};
+  in.steps = num_steps;
+  in.parts = parts_of(c);
+  for (int i = 0; i < columns.count; ++i) {
+    const std::uint32_t matrix = columns.matrix[i];
+    const auto type = static_cast<DType>(c.p.w[matrix].dtype);
+    const std::byte* group = group_at(c, matrix, columns.group[i], stage);
+    stage += stage_bytes(c, matrix);
+    if (type == DType::bf16) {
+      in.b[i] = group + step * kTile;
+      in.b_step = kTile;
+    } else {
+      std::byte* tiles = panel + static_cast<std::size_t>(i) * kTile;
+      dequantise_group(type, group, k, 32 * step, 32 * num_steps, tiles, 2 * kTile);
+      in.b[i] = tiles;
+      in.b_step = 2 * kTile;
+    }
+  }
+  const bool fresh = step == 0, last = step + num_steps == (k + 31) / 32;
+  const bool wide = columns.count > 1, in_y = !c.swiglu && fits_y(c, columns);
+  const std::size_t row_tile = row_tile_bytes(c);
+  const std::byte* a =
+      static_cast<const std::byte*>(c.x) + row / 16 * row_tile + std::size_t{step} * static_cast<std::size_t>(in.parts) * kTile;
+  for (; row < row_end; row += 32, a += 2 * row_tile) {
+    const std::uint32_t rows = row_end - row < 32 ? row_end - row : 32;
+    in.a[0] = a, in.a[1] = a + row_tile;
+    if (c.swiglu) {
+      multiply_some(in, sums_in(scratch, fresh), rows > 16, wide);
+      if (last) finish_swiglu(c, columns.group[0], row, rows, scratch);
+      scratch += 4 * kTile;
+    } else if (in_y && rows == 32) {
+      multiply_some(in, sums_in_y(c, columns, row, fresh), true, wide);
+    } else {
+      move_rows(c, columns, row, rows, scratch, fresh ? Move::in_fresh : Move::in);
+      multiply_some(in, sums_in(scratch, false), rows > 16, wide);
+      move_rows(c, columns, row, rows, scratch, Move::out);
+    }
+  }
+}
+
+/// Visits the column tiles of this block's share, two at a time; gate and up of a group are two.
+template <class Visit>
+METRALE_INLINE void each_column_tiles(const Call& c, Visit visit) {
+  ColumnTiles columns{};
+  for (std::uint32_t matrix = 0, before = 0; matrix < (c.swiglu ? 1 : c.matrices); before += groups_of(c.p.w[matrix++])) {
+    const Share groups = groups_here(c, matrix, before, c.swiglu ? 1 : 2);
+    for (std::uint32_t g = groups.begin; g < groups.end; ++g) {
+      if (c.swiglu) {
+        visit(ColumnTiles{{0, 1}, {g, g}, 2});
+        continue;
+      }
+      columns.matrix[columns.count] = matrix;
+      columns.group[columns.count++] = g;
+      if (columns.count < 2) continue;
+      visit(columns);
+      columns.count = 0;
+    }
+  }
+  if (columns.count > 0) visit(columns);
 }
 
 METRALE_INLINE bool on_tiles(const Call& c) {
@@ -270,30 +371,33 @@ static void prepare(const Call& c) {
   const Share share = share_of((c.p.m + 15) / 16, c.block, c.blocks);
   for (std::uint32_t t = share.begin; t < share.end; ++t) {
     const std::uint32_t rows = c.p.m - 16 * t < 16 ? c.p.m - 16 * t : 16;
-    prepare_tiles(c, 16 * t, rows, parts_of(c), static_cast<std::byte*>(c.prepared_out) + t * row_tile_bytes(c),
-                  reinterpret_cast<float*>(c.shared));
+    std::byte* out = static_cast<std::byte*>(c.prepared_out) + t * row_tile_bytes(c);
+    auto* row = reinterpret_cast<float*>(c.shared);
+    if (parts_of(c) == 3)
+      prepare_tiles<3>(c, 16 * t, rows, out, row);
+    else
+      prepare_tiles<1>(c, 16 * t, rows, out, row);
   }
 }
 
 static void linear(const Call& c) {
   if (!c.p.prepared || !on_tiles(c)) return linear_on_rows(c);
-  ColumnTiles columns{};
+  const std::uint32_t steps = (c.p.k + 31) / 32, slice = slice_steps(c);
+  const auto steps_from = [&](std::uint32_t s) { return steps - s < slice ? steps - s : slice; };
   tiles_begin();
-  for (std::uint32_t matrix = 0, before = 0; matrix < (c.swiglu ? 1 : c.matrices); before += groups_of(c.p.w[matrix++])) {
-    const Share groups = groups_here(c, matrix, before);
-    for (std::uint32_t g = groups.begin; g < groups.end; ++g) {
-      if (c.swiglu) {
-        columns = {{0, 1}, {g, g}, 2};
-      } else {
-        columns.matrix[columns.count] = matrix;
-        columns.group[columns.count++] = g;
-      }
-      if (columns.count < 2) continue;
-      linear_tiles(c, columns);
-      columns.count = 0;
+  for (std::uint32_t row = 0; row < c.p.m; row += kRowBlock) {
+    const std::uint32_t end = c.p.m - row < kRowBlock ? c.p.m : row + kRowBlock;
+    if (c.swiglu) {  // the sums of both factors stay in scratch until the last slice
+      each_column_tiles(c, [&](const ColumnTiles& columns) {
+        for (std::uint32_t s = 0; s < steps; s += slice) multiply_slice(c, columns, row, end, s, steps_from(s));
+      });
+      continue;
+    }
+    // A slice of the activations of these rows stays in the second-level cache while all columns pass.
+    for (std::uint32_t s = 0; s < steps; s += slice) {
+      each_column_tiles(c, [&](const ColumnTiles& columns) { multiply_slice(c, columns, row, end, s, steps_from(s)); });
     }
   }
-  if (columns.count > 0) linear_tiles(c, columns);
   tiles_end();
 }
 

@@ -350,11 +350,11 @@ static void unpack_group(DType type, const std::byte* group, std::uint32_t k, fl
 METRALE_INLINE std::uint32_t groups_of(const Matrix& w) { return (w.n + kGroupRows - 1) / kGroupRows; }
 
 /// The groups of one matrix that belong to this block, where the groups of all matrices (of gate and up: each pair) are one sequence.
-/// `before`: groups of the matrices in front.
-METRALE_INLINE Share groups_here(const Call& c, std::uint32_t matrix, std::uint32_t before) {
+/// `before`: groups of the matrices in front. Shares begin at multiples of `unit` groups.
+METRALE_INLINE Share groups_here(const Call& c, std::uint32_t matrix, std::uint32_t before, std::uint32_t unit = 1) {
   std::uint32_t all = 0;
   for (std::uint32_t i = 0; i < (c.swiglu ? 1 : c.matrices); ++i) all += groups_of(c.p.w[i]);
-  const Share share = share_of(all, c.block, c.blocks);
+  const Share units = share_of((all + unit - 1) / unit, c.block, c.blocks), share{units.begin * unit, units.end * unit};
   const std::uint32_t own = groups_of(c.p.w[matrix]);
   const auto within = [&](std::uint32_t g) { return g < before ? 0 : g - before > own ? own : g - before; };
   return {within(share.begin), within(share.end)};

@@ -170,8 +170,8 @@ static constexpr Plan plan_linear(std::string_view function, const LinearParams&
       staged = bytes > staged ? bytes : staged;
     }
   }
-  // Few rows: each block prepares x anew, so only as many as balance the workers.
-  std::uint64_t blocks = p.m <= kFusedRows ? std::uint64_t{threads} * (groups < 512 ? 2 : 8) : div_ceil(groups, 2);
+  // Few rows: each block prepares x anew. Many: each streams its rows past its columns. So only as many as balance the workers.
+  std::uint64_t blocks = std::uint64_t{threads} * (groups < 512 ? 2 : 8);
   blocks = blocks > groups ? groups : blocks;
   const std::uint64_t fused = p.prepared ? 0 : (std::uint64_t{p.m} + 1) * (round_up(p.k, 64) * 4 + 64);
   const std::uint64_t panel = 128 * 1024;  // a slice of W as bf16, and output tiles

@@ -82,7 +82,8 @@ METRALE_INLINE TwoSums store_int8(std::int8_t* q, V16i lo, V16i hi) {
 #if defined(__AVX2__)
   const __m256i v = _mm256_set_m128i(reinterpret_cast<__m128i>(bytes.hi), reinterpret_cast<__m128i>(bytes.lo));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
-  const __m256i s = _mm256_sad_epu8(_mm256_xor_si256(v, _mm256_set1_epi8(-128)), _mm256_setzero_si256());  // of 8 values biased by 128
+  const __m256i s =
+      _mm256_sad_epu8(_mm256_xor_si256(v, _mm256_set1_epi8(-128)), _mm256_setzero_si256());  // of 8 values biased by 128
   const __m256i pairs = _mm256_add_epi64(s, _mm256_srli_si256(s, 8));
   return {_mm_cvtsi128_si32(_mm256_castsi256_si128(pairs)) - 2048, _mm_cvtsi128_si32(_mm256_extracti128_si256(pairs, 1)) - 2048};
 #else
@@ -134,7 +135,16 @@ METRALE_INLINE V16f exp(V16f x) {
   p = p * r * r + r + 1.0f;
   return p * bits_to_float((n + 127) << 23);
 }
-METRALE_INLINE V16f silu(V16f g) { return g / (1.0f + exp(-g)); }
+/// 1 / v for v in [1, 2^127].
+METRALE_INLINE V16f reciprocal(V16f v) {
+#if defined(__AVX512F__)
+  const V16f r = reinterpret_cast<V16f>(_mm512_rcp14_ps(reinterpret_cast<__m512>(v)));
+  return r * (2.0f - v * r);
+#else
+  return 1.0f / v;
+#endif
+}
+METRALE_INLINE V16f silu(V16f g) { return g * reciprocal(1.0f + exp(-g)); }
 
 /// Brings the line at `p` into the second-level cache; any address is allowed.
 METRALE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
