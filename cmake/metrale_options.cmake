@@ -27,7 +27,13 @@ if(METRALE_STATIC_THIRD_PARTY)
   add_link_options(-static-libstdc++ -static-libgcc)
 endif()
 
+# Call sites in messages and reports are paths inside the project, wherever it was checked out. The second form is what a compiler cache
+# makes of the first.
+file(RELATIVE_PATH metrale_source_from_build ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/= -ffile-prefix-map=${metrale_source_from_build}=)
+
+# With its base folder set, the cache serves other checkouts too.
 find_program(METRALE_CCACHE ccache)
 if(METRALE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${METRALE_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${METRALE_CCACHE})
 endif()

@@ -42,15 +42,16 @@ function(metrale_library name)
   set_property(GLOBAL APPEND PROPERTY METRALE_LIBRARIES metrale_${name})
 endfunction()
 
-# metrale_test(path/name_test.cpp LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test.
+# metrale_test(path/name_test.cpp LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test. It runs in the top folder, so
+# that METRALE_TEST_DATA holds no path of this machine and compiler caches serve every checkout.
 function(metrale_test source)
   cmake_parse_arguments(arg "" "" "LIBS;SOURCES" ${ARGN})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} ${source} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
-  target_compile_definitions(${name} PRIVATE METRALE_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
+  target_compile_definitions(${name} PRIVATE METRALE_TEST_DATA="tests/data")
   metrale_static_third_party(arg_LIBS)
   target_link_libraries(${name} PRIVATE ${arg_LIBS} GTest::gmock GTest::gtest_main)
   metrale_warnings(${name})
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+  gtest_discover_tests(${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
 endfunction()
