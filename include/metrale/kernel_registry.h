@@ -19,7 +19,7 @@ namespace metrale {
 /// What a kernel publishes. Read once at look-up.
 struct KernelFacts {
   std::vector<std::uint32_t> param_bytes;   ///< Size of each argument in order; 8 for a Buffer.
-  std::optional<std::uint32_t> n_tile;      ///< Output-column tile width, from `<entry>_n_tile`.
+  std::optional<std::uint32_t> n_tile{};    ///< Output-column tile width, from `<entry>_n_tile`.
   bool casts_a_to_e4m3 = false;             ///< From `<entry>_a_e4m3`: the bf16 A operand is cast to E4M3 without a scale.
   bool waits_for_dependency = false;        ///< Waits for its predecessor itself, so dependent launch is allowed.
   bool takes_any_arguments = false;         ///< Publishes no signature: typed arguments are not compared. On the mock only.

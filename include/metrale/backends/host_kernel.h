@@ -46,10 +46,10 @@ struct HostKernel {
   std::string_view module;
   std::string_view function;
   KernelFn fn = nullptr;
-  std::span<const std::uint32_t> param_bytes;  ///< Size of each argument; 8 for a Buffer.
-  std::optional<std::uint32_t> n_tile;         ///< Output-column tile width, as `<function>_n_tile` on a GPU.
-  bool casts_a_to_e4m3 = false;                ///< As `<function>_a_e4m3` on a GPU.
-  bool waits_for_dependency = false;           ///< Allows dependent launch, which is an ordinary launch here.
+  std::span<const std::uint32_t> param_bytes{};  ///< Size of each argument; 8 for a Buffer.
+  std::optional<std::uint32_t> n_tile{};         ///< Output-column tile width, as `<function>_n_tile` on a GPU.
+  bool casts_a_to_e4m3 = false;                  ///< As `<function>_a_e4m3` on a GPU.
+  bool waits_for_dependency = false;             ///< Allows dependent launch, which is an ordinary launch here.
 };
 
 /// A global of a module, as `KernelRegistry::device_symbol` finds it. Texts and memory must outlive the backend.
