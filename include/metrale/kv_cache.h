@@ -62,11 +62,11 @@ Result<std::uint32_t> compute_num_blocks(std::uint64_t bytes, const KvLayout& la
 
 struct KvOptions {
   /// Fill a block with 0xFF, NaN in all three types, when its last reference goes. Default METRALE_KV_POISON.
-  std::optional<bool> poison;
+  std::optional<bool> poison = std::nullopt;
   /// Keep each block's last 64 reference changes, for `history` and error texts. Default METRALE_KV_TRACE.
-  std::optional<bool> trace;
+  std::optional<bool> trace = std::nullopt;
   /// Where poison is enqueued: the stream that reads the cache. Null: the default stream. Skipped while the stream is captured.
-  StreamHandle poison_stream;
+  StreamHandle poison_stream = {};
 };
 
 class PagedKvCache final : public ModelResource {
