@@ -4,16 +4,8 @@
 // follows them (bias, residual, SwiGLU). This header is all that a caller needs: names, argument lists, and pure functions that say
 // which launch to make. It owns nothing and holds no state; every function may be called from any thread.
 //
-// Names and arguments (module kModule; B = Buffer, P = by-value struct; a Buffer marked `?` may be null):
-//   repack       B w, P RepackParams                                          in place: rows -> groups of kGroupRows (below)
-//   gather       B ids, B w, B y, P GatherParams                              y[i,:] = W[ids[i],:] as f32; the embedding look-up
-//   prepare      B x, B norm?, B out, P LinearParams                          x -> the form `linear` wants; once per x when m > kFusedRows
-//   linear       B x, B norm?, B w, B bias?, B residual?, B y, P LinearParams y = norm(x)·Wᵀ + bias + residual
-//   linear4      B x, B norm?, B w0, B w1?, B w2?, B w3?, B bias0? … bias3?, B y0 … y3, P LinearParams
-//                                                                             up to four matrices on one x, e.g. Q, K and V
-//   swiglu       B x, B norm?, B gate, B up, B y, P LinearParams              y = silu(norm(x)·Gateᵀ) * (norm(x)·Upᵀ)
-// Shapes: x [m, k] f32 (row stride ld_x floats), W [n, k], y and residual [m, n] f32 (row stride ld_y floats), bias [n] f32,
-// norm [k]; row-major. `residual` may be `y` itself. Nothing else may overlap.
+// Names, arguments, shapes and by-value structs: metrale/models/matmul_kernels.h. Beyond what it says, `linear`, `linear4` and `swiglu`
+// allow nothing but `residual` and `y` to overlap, and W and prepared activations want 64-byte alignment.
 //
 // Grid: any number of blocks along x; each takes an equal share of the output columns. Block {1,1,1}. `plan_*` give the grid and the
 // dynamic shared memory; less shared memory than planned is a fault.
@@ -32,16 +24,23 @@
 
 #include "metrale/backends/host_kernel.h"
 #include "metrale/dtype.h"
+#include "metrale/models/matmul_kernels.h"
 #include "metrale/types.h"
 
 namespace metrale::host::matmul {
 
-inline constexpr std::string_view kModule = "matmul";
+using metrale::GatherParams;
+using metrale::LinearParams;
+using metrale::Precision;
+using metrale::RepackParams;
+using Matrix = metrale::LinearMatrix;
+
+inline constexpr std::string_view kModule = metrale::kMatmulModule;
+inline constexpr std::uint32_t kMaxMatrices = metrale::kMaxLinearMatrices;
 /// Rows of W that a packed matrix interleaves, and the granule of output columns.
 inline constexpr std::uint32_t kGroupRows = 16;
 /// Most rows of x that linear, linear4 and swiglu take without `prepare`.
 inline constexpr std::uint32_t kFusedRows = 8;
-inline constexpr std::uint32_t kMaxMatrices = 4;
 
 /// Instruction sets that the kernels are built for, weakest first. `amx` includes all the others.
 enum class Isa : std::uint8_t { generic, avx2, avx512, amx };
@@ -54,47 +53,6 @@ Isa select_isa(Isa limit = Isa::amx) noexcept;
 /// The kernels of one instruction set, all under the names above: register exactly one of these tables. `isa` must be one that
 /// `select_isa` returned. Lifetime: static.
 std::span<const HostKernel> kernels(Isa isa) noexcept;
-
-/// `fast`: quantised weights meet activations rounded to int8 blocks or bf16. `exact`: weights are dequantised to f32 and everything
-/// is f32; the oracle, many times slower. f32, f16 and bf16 weights are computed with f32 activations and sums in both.
-enum class Precision : std::uint32_t { fast, exact };
-
-struct Matrix {
-  std::uint32_t n = 0;       ///< Rows of W, columns of y.
-  std::uint32_t dtype = 0;   ///< A DType for which `supports` holds.
-  std::uint32_t packed = 0;  ///< 1 after `repack`; 0 reads the rows as the file has them (correct, slow for quantised types).
-  std::uint32_t ld_y = 0;    ///< Floats between rows of y and of residual.
-};
-
-/// The by-value argument of prepare, linear, linear4 and swiglu. swiglu reads `w[0]` for gate, `w[1]` for up, ld_y from `w[0]`;
-/// prepare reads `w[0].dtype` only.
-struct LinearParams {
-  std::uint32_t m = 0;
-  std::uint32_t k = 0;
-  std::uint32_t ld_x = 0;        ///< Floats between rows of x; unused when prepared.
-  std::uint32_t prepared = 0;    ///< 1: x is what `prepare` wrote.
-  std::uint32_t precision = 0;   ///< A Precision; the same in prepare and its consumers.
-  std::uint32_t norm_dtype = 0;  ///< f32 or bf16 (a DType), when norm is given.
-  float norm_eps = 0;            ///< norm(x) = x / sqrt(mean(x²) + norm_eps) * (norm_add + norm).
-  float norm_add = 0;            ///< 0, or 1 for models whose norm weights are stored around zero.
-  Matrix w[kMaxMatrices];
-};
-static_assert(sizeof(LinearParams) == 96);
-
-struct RepackParams {
-  std::uint32_t n = 0;
-  std::uint32_t k = 0;
-  std::uint32_t dtype = 0;
-};
-
-struct GatherParams {
-  std::uint32_t m = 0;  ///< Number of ids (int32, each in [0, n); others fault).
-  std::uint32_t n = 0;
-  std::uint32_t k = 0;
-  std::uint32_t dtype = 0;
-  std::uint32_t packed = 0;
-  std::uint32_t ld_y = 0;
-};
 
 /// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
 static constexpr bool supports(DType type) noexcept {
