@@ -111,9 +111,11 @@ std::array<KernelArg, 8> eight_args(DevicePtr ptr) {
 
 void launch_eight(benchmark::State& state, GpuBackend& backend) {
   const KernelHandle kernel = take(backend.kernel("bench", "eight"));
-  const auto args = eight_args(take(backend.alloc(kBlockBytes)));
+  const DevicePtr ptr = take(backend.alloc(kBlockBytes));
+  const auto args = eight_args(ptr);
   const StreamHandle stream = backend.default_stream();
   for (auto _ : state) benchmark::DoNotOptimize(backend.launch_typed(kernel, {64}, {256}, 0, stream, args).has_value());
+  if (!backend.free(ptr)) std::abort();
 }
 void BM_LaunchTyped8_Mock(benchmark::State& state) { launch_eight(state, *quiet_mock()); }
 void BM_LaunchTyped8_MockWithFlightRecorder(benchmark::State& state) { launch_eight(state, *quiet_mock(true)); }
@@ -132,6 +134,7 @@ void BM_LaunchBuilder8_Mock(benchmark::State& state) {
     launch.arg_u32(1).arg_u32(1).arg_u32(1).arg_u32(1);
     benchmark::DoNotOptimize(launch.launch(stream).has_value());
   }
+  if (!backend->free(ptr)) std::abort();
 }
 BENCHMARK(BM_LaunchTyped8_Mock);
 BENCHMARK(BM_LaunchTyped8_NullHooks);
@@ -148,27 +151,40 @@ AllocLedger& shared_ledger() {
   return ledger;
 }
 
-/// One block entered and taken out, among blocks that stay: 64 of each thread's own.
+constexpr std::uint32_t kDeviceKind = 1u << static_cast<unsigned>(MemoryKind::device);
+
+/// A block is freed and allocated again, among 1,000 live ones of the thread's own.
 void BM_LedgerAllocFree(benchmark::State& state) {
+  constexpr std::uint64_t kKept = 1'000;
   AllocLedger& ledger = shared_ledger();
   const DevicePtr region = region_of(state.thread_index());
-  constexpr std::uint64_t kKept = 64;
   for (std::uint64_t i = 0; i < kKept; ++i) {
     ledger.add(region.offset(i * kBlockBytes), kBlockBytes, MemoryKind::device, std::source_location::current());
   }
-  std::uint64_t next = kKept;
+  std::uint64_t i = 0;
   for (auto _ : state) {
-    const DevicePtr base = region.offset(next * kBlockBytes);
-    ledger.add(base, kBlockBytes, MemoryKind::device, std::source_location::current());
-    benchmark::DoNotOptimize(ledger.take(base, 1u << static_cast<unsigned>(MemoryKind::device)).status);
-    next = next == 4096 ? kKept : next + 1;
+    const DevicePtr base = region.offset(i * kBlockBytes);
+    benchmark::DoNotOptimize(ledger.take(base, kDeviceKind).status);
+    benchmark::DoNotOptimize(ledger.add(base, kBlockBytes, MemoryKind::device, std::source_location::current()));
+    i = (i + 389) % kKept;
   }
-  for (std::uint64_t i = 0; i < kKept; ++i) {
-    ledger.take(region.offset(i * kBlockBytes), 1u << static_cast<unsigned>(MemoryKind::device));
-  }
+  for (std::uint64_t k = 0; k < kKept; ++k) ledger.take(region.offset(k * kBlockBytes), kDeviceKind);
   state.SetItemsProcessed(state.iterations());
 }
-BENCHMARK(BM_LedgerAllocFree)->Threads(1)->Threads(2)->Threads(8)->UseRealTime();
+BENCHMARK(BM_LedgerAllocFree)->ThreadRange(1, 8)->UseRealTime();
+
+/// A block that is alone in its 64 KiB page comes and goes.
+void BM_LedgerAllocFreeLoneBlock(benchmark::State& state) {
+  AllocLedger ledger;
+  std::uint64_t i = 0;
+  for (auto _ : state) {
+    const DevicePtr base = region_of(0).offset(i * kBlockBytes);
+    ledger.add(base, kBlockBytes, MemoryKind::device, std::source_location::current());
+    benchmark::DoNotOptimize(ledger.take(base, kDeviceKind).status);
+    i = (i + 389) % 4'096;
+  }
+}
+BENCHMARK(BM_LedgerAllocFreeLoneBlock);
 
 struct LiveBlocks {
   AllocLedger ledger;
@@ -195,7 +211,7 @@ void BM_LedgerCheckBothEnds(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations());
 }
-BENCHMARK(BM_LedgerCheckBothEnds)->Threads(1)->Threads(2)->Threads(8)->UseRealTime();
+BENCHMARK(BM_LedgerCheckBothEnds)->ThreadRange(1, 8)->UseRealTime();
 
 void copy_d2d(benchmark::State& state, GpuBackend& backend) {
   std::vector<DevicePtr> blocks;

@@ -38,7 +38,7 @@ struct Allocation {
   std::uint64_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
   std::uint32_t graph_refs = 0;  ///< Live graphs that name it.
-  std::uint64_t generation = 0;  ///< Creation index, never reused: tells a block from a later one at the same address.
+  std::uint64_t generation = 0;  ///< Creation index, ascending on each thread, never reused: tells a block from a later one there.
   std::source_location site{};
   std::string_view owner{};  ///< Label of the OwnerScope it was allocated under; empty for none.
 };

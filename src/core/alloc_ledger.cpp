@@ -44,10 +44,13 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 64 * 1024;
 constexpr std::size_t kSlotsPerPage = kPageBytes / kDeviceAlignment;
-constexpr std::size_t kNumShards = 64;
+constexpr unsigned kShardBits = 6;
+constexpr std::size_t kNumShards = std::size_t{1} << kShardBits;
 constexpr std::size_t kNumStripes = 16;
 // A stripe's running balance reaches the shared total once it is this large, which bounds the error of the concurrent peak to 1 MiB.
 constexpr std::int64_t kFlushBytes = 64 * 1024;
+// A stripe takes creation indexes by the batch, so that threads do not pass one counter back and forth.
+constexpr std::uint64_t kGenerationBatch = 64;
 
 /// The blocks whose base lies in one 64 KiB page.
 struct Page {
@@ -81,6 +84,7 @@ struct alignas(64) Stripe {
   std::atomic<std::int64_t> pending{0};       // bytes not yet in the shared total
   std::atomic<std::int64_t> pending_peak{0};  // highest `pending` since the last flush
   std::atomic<std::int64_t> count{0};
+  std::atomic<std::uint64_t> next_generation{0};  // a multiple of the batch: take a new one
 };
 
 bool contains(const Allocation& block, std::uint64_t address) {
@@ -108,13 +112,24 @@ struct AllocLedger::Impl {
   mutable std::shared_mutex large_mutex;
   std::map<std::uint64_t, Allocation> large;  // by base
   std::atomic<std::size_t> num_large{0};
-  std::atomic<std::uint64_t> next_generation{1};
+  std::atomic<std::uint64_t> next_batch{0};
 
   std::array<Stripe, kNumStripes> stripes;
   alignas(64) std::atomic<std::int64_t> flushed{0};
   std::atomic<std::int64_t> peak{0};
 
-  Shard& shard_of(std::uint64_t page) { return shards[page % kNumShards]; }
+  // Spread by multiplication: the regions of different threads tend to begin at the same multiple of a power of two.
+  Shard& shard_of(std::uint64_t page) { return shards[page * 0x9E37'79B9'7F4A'7C15u >> (64 - kShardBits)]; }
+
+  std::uint64_t new_generation() {
+    std::atomic<std::uint64_t>& next = stripes[this_thread_stripe()].next_generation;
+    std::uint64_t seen = next.load(std::memory_order_relaxed);
+    for (;;) {
+      const bool is_spent = seen % kGenerationBatch == 0;
+      const std::uint64_t mine = is_spent ? next_batch.fetch_add(kGenerationBatch, std::memory_order_relaxed) + 1 : seen;
+      if (next.compare_exchange_weak(seen, mine + 1, std::memory_order_relaxed)) return mine;
+    }
+  }
 
   /// Calls `fn` with the block that contains `address` and returns true; its lock is held during the call. `LargeLock` is exclusive
   /// where `fn` changes the block.
@@ -176,7 +191,7 @@ AllocLedger::~AllocLedger() = default;
 
 std::uint64_t AllocLedger::add(DevicePtr base, std::uint64_t bytes, MemoryKind kind, std::source_location site) {
   Impl& d = *impl_;
-  Allocation block{base, bytes, kind, 0, d.next_generation.fetch_add(1, std::memory_order_relaxed), site, OwnerScope::current()};
+  Allocation block{base, bytes, kind, 0, d.new_generation(), site, OwnerScope::current()};
   if (fits_page_index(base, bytes)) {
     const std::uint64_t page = base.address / kPageBytes;
     const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;
