@@ -38,7 +38,12 @@ std::vector<SiteUse> uses_by_site(const std::vector<Allocation>& blocks) {
   }
   std::vector<SiteUse> uses;
   for (const auto& [key, use] : by_site) uses.push_back(use);
-  std::stable_sort(uses.begin(), uses.end(), [](const SiteUse& a, const SiteUse& b) { return a.bytes > b.bytes; });
+  std::sort(uses.begin(), uses.end(), [](const SiteUse& a, const SiteUse& b) {
+    const auto rank = [](const SiteUse& use) {
+      return std::tuple(std::string_view(use.site.file_name()), use.site.line(), use.site.column());
+    };
+    return a.bytes != b.bytes ? a.bytes > b.bytes : rank(a) < rank(b);
+  });
   return uses;
 }
 
@@ -52,7 +57,8 @@ std::vector<OwnerUse> uses_by_owner(const std::vector<Allocation>& blocks) {
   }
   std::vector<OwnerUse> uses;
   for (const auto& [owner, use] : by_owner) uses.push_back(use);
-  std::stable_sort(uses.begin(), uses.end(), [](const OwnerUse& a, const OwnerUse& b) { return a.bytes > b.bytes; });
+  std::sort(uses.begin(), uses.end(),
+            [](const OwnerUse& a, const OwnerUse& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.owner < b.owner; });
   return uses;
 }
 
@@ -82,7 +88,8 @@ std::string format_alloc_report(const std::vector<Allocation>& blocks, std::size
   std::map<std::string_view, std::uint64_t> by_file;
   for (const SiteUse& use : uses) by_file[use.site.file_name()] += use.bytes;
   std::vector<std::pair<std::string_view, std::uint64_t>> files(by_file.begin(), by_file.end());
-  std::stable_sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::sort(files.begin(), files.end(),
+            [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
   if (files.size() > top_n) files.resize(top_n);
   if (!files.empty()) text += "by file:\n";
   for (const auto& [file, bytes] : files) text += fmt::format("  {:9.1f} MiB {}\n", mib(bytes), file);
