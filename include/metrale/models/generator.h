@@ -32,7 +32,7 @@ struct GeneratorOptions {
   /// limit costs nothing by itself.
   std::uint64_t max_context_tokens = 0;
   /// `context_tokens` is ignored.
-  DecoderOptions decoder;
+  DecoderOptions decoder = {};
   /// How far `unload` goes: `model` leaves the backend as it is, for others that live on it.
   TeardownExtent extent = TeardownExtent::model;
 };
@@ -54,12 +54,12 @@ enum class StopReason : std::uint8_t {
 std::string_view to_string(StopReason reason) noexcept;
 
 struct GenerateRequest {
-  std::string prompt;
+  std::string prompt = {};
   /// Put the prompt into the model's chat template, as the user's message.
   bool chat = false;
   Thinking thinking = Thinking::by_template;
   std::uint32_t max_tokens = 256;
-  SamplerOptions sampling;
+  SamplerOptions sampling = {};
   /// Set to stop after the token that is being computed. Outlives the call.
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -113,7 +113,8 @@ class Generator {
   /// The same for ids, which may come from anywhere; `request.prompt` and `request.chat` are ignored.
   Result<Generation> generate(std::span<const TokenId> prompt, const GenerateRequest& request, const OnText& on_text = {});
 
-  /// Releases everything and says what came back. Every later call fails with invalid_argument; again: an empty receipt.
+  /// Releases everything and says what came back. Every later call fails with invalid_argument; again: an empty receipt. The receipt
+  /// balances against what the backend held before `load`: of several models on one backend, the last to come is unloaded first.
   Receipt unload();
 
   const ModelConfig& config() const noexcept { return config_; }

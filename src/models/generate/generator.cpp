@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metrale/models/generator.h"
 
+#if __has_include(<malloc.h>)
+#include <malloc.h>
+#endif
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +30,14 @@ std::uint64_t peak_resident_bytes() {
     status.ignore(1 << 16, '\n');
   }
   return 0;
+}
+
+/// Hands the heap's unused pages to the system: what loading takes for a moment lies between what it keeps, and a process that loads
+/// model after model would otherwise grow by those gaps.
+void return_unused_heap() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 // Room is made in steps, so that requests of like length share it.
@@ -101,6 +113,7 @@ Receipt Generator::unload() {
   teardown_.reset();
   decoder_.reset();
   weights_.reset();
+  return_unused_heap();
   return receipt;
 }
 

@@ -22,6 +22,18 @@
 #include "metrale/backends/host_kernels.h"
 #include "metrale/models/decoder.h"
 
+// Whether this build runs many times slower and keeps freed memory.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define METRALE_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define METRALE_SANITIZED 1
+#endif
+#endif
+#ifndef METRALE_SANITIZED
+#define METRALE_SANITIZED 0
+#endif
+
 namespace metrale::test {
 
 /// The value, or a failed test with the error's text.
