@@ -9,6 +9,7 @@
 
 #include "core/release_log.h"
 #include "core/saturating.h"
+#include "metrale/owner_scope.h"
 #include "metrale/switches.h"
 
 namespace metrale {
@@ -44,6 +45,7 @@ Result<std::unique_ptr<PagedKvCache>> PagedKvCache::create(GpuBackend& backend, 
                  site);
   }
   std::unique_ptr<PagedKvCache> cache(new PagedKvCache(backend, std::move(layout), options));
+  const OwnerScope owner(cache->label());
   const std::size_t num_pools = 2 * cache->layout_.layers.size();
   cache->pools_.reserve(num_pools);
   for (std::size_t i = 0; i < num_pools; ++i) {

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "metrale/arena.h"
+#include "metrale/owner_scope.h"
 
 namespace metrale {
 
 Result<std::unique_ptr<BufferArena>> BufferArena::create(GpuBackend& backend, const ArenaSizes& sizes, std::source_location site) {
   std::unique_ptr<BufferArena> arena(new BufferArena(backend));
+  const OwnerScope owner(arena->label());
   for (std::size_t i = 0; i < kNumArenaBuffers; ++i) {
     const auto id = static_cast<ArenaBuffer>(i);
     if (sizes[id] == 0) continue;

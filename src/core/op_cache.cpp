@@ -12,6 +12,7 @@
 
 #include "metrale/backend.h"
 #include "metrale/handle_owner.h"
+#include "metrale/owner_scope.h"
 
 namespace metrale {
 namespace {
@@ -178,6 +179,7 @@ Result<DevicePtr> OpCache::scratch(std::string_view tag, StreamHandle stream, st
   // In this order a failure at any step leaves the old block in place and nothing behind.
   EventHandle passed;
   if (old.ptr) passed = METRALE_TRY(impl_->mark(stream, site));
+  const OwnerScope owner(label());
   Result<DevicePtr> grown = impl_->backend.alloc(bytes, site);
   if (!grown) {
     impl_->drop_event(passed);

@@ -69,6 +69,7 @@ TEST_P(KvCacheTest, EachSideOfEachLayerIsAPoolOfItsOwn) {
   EXPECT_EQ(cache->k_pool(2), DevicePtr{});
   EXPECT_EQ(cache->num_blocks(), 10u);
   EXPECT_EQ(cache->num_free_blocks(), 10u);
+  for (const Allocation& block : backend_->live_allocations()) EXPECT_EQ(block.owner, "kv cache");
 }
 
 TEST_P(KvCacheTest, CreateRefusesWrongLayoutsAndCounts) {

@@ -41,6 +41,7 @@ TEST_P(ArenaTest, EveryBufferIsItsOwnBlockOfExactlyItsSize) {
   EXPECT_EQ(backend_->live_alloc_count(), kNumArenaBuffers);
   EXPECT_EQ(backend_->live_bytes(), sizes.total_bytes());
   EXPECT_EQ((*arena)->total_bytes(), sizes.total_bytes());
+  for (const Allocation& block : backend_->live_allocations()) EXPECT_EQ(block.owner, "buffer arena");
 }
 
 TEST_P(ArenaTest, GatedBuffersAreNull) {

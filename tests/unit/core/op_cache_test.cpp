@@ -96,6 +96,7 @@ TEST_P(OpCacheTest, SmallerRequestGetsTheSamePointer) {
   EXPECT_EQ(backend_->live_alloc_count(), 1u);
   EXPECT_EQ(backend_->live_bytes(), 4096u);
   EXPECT_EQ(cache_.scratch_bytes(), 4096u);
+  EXPECT_EQ(backend_->live_allocations().at(0).owner, "op scratch");
 }
 
 TEST_P(OpCacheTest, HitTouchesNoHeap) {
