@@ -93,6 +93,21 @@ std::uint32_t compose(std::uint32_t a, std::uint32_t b) {
   return it != table.end() && it->first == a && it->second == b ? it->code_point : 0;
 }
 
+// Sorts each run of marks by class, those of one class in the order in which they came.
+void order_marks(std::vector<Char>& chars) {
+  std::vector<std::pair<std::uint64_t, Char>> run;
+  for (std::size_t begin = 0; begin < chars.size(); ++begin) {
+    run.clear();
+    while (begin + run.size() < chars.size() && chars[begin + run.size()].ccc != 0) {
+      const Char& mark = chars[begin + run.size()];
+      run.emplace_back(std::uint64_t{mark.ccc} << 56 | run.size(), mark);
+    }
+    if (run.empty()) continue;
+    std::sort(run.begin(), run.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [key, mark] : run) chars[begin++] = mark;
+  }
+}
+
 }  // namespace
 
 bool is_surely_nfc(std::string_view text) noexcept {
@@ -111,15 +126,7 @@ std::string to_nfc(std::string_view text) {
     decompose(step.code_point, chars);
     at += step.length;
   }
-  for (auto it = chars.begin(); it != chars.end();) {
-    if (it->ccc == 0) {
-      ++it;
-      continue;
-    }
-    const auto end = std::find_if(it, chars.end(), [](const Char& c) { return c.ccc == 0; });
-    std::stable_sort(it, end, [](const Char& a, const Char& b) { return a.ccc < b.ccc; });
-    it = end;
-  }
+  order_marks(chars);
 
   std::string out;
   out.reserve(text.size());

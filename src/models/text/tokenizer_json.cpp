@@ -243,7 +243,8 @@ Result<std::unique_ptr<Tokenizer::Impl>> read(std::string_view json, std::string
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view json, std::string_view file) {
-  return std::unique_ptr<Tokenizer>(new Tokenizer(METRALE_TRY(read(json, file, nullptr))));
+  auto impl = METRALE_TRY(read(json, file, nullptr));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::from_folder(const std::filesystem::path& folder) {
@@ -252,7 +253,8 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::from_folder(const std::filesystem:
   if (!std::filesystem::exists(path, ignored))
     return Error(Errc::not_found, fmt::format("{}: the folder has no tokenizer.json", folder.string()));
   const std::string json = METRALE_TRY(text::read_text_file(path, kMaxTokenizerJsonBytes));
-  return std::unique_ptr<Tokenizer>(new Tokenizer(METRALE_TRY(read(json, path.string(), &folder))));
+  auto impl = METRALE_TRY(read(json, path.string(), &folder));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
 }
 
 }  // namespace metrale
