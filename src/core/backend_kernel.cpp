@@ -168,6 +168,7 @@ Result<KernelHandle> GpuBackend::kernel(std::string_view module, std::string_vie
 
 Result<bool> GpuBackend::has_module(std::string_view module, Site site) {
   if (!face_->usable()) return face_->lost(site);
+  METRALE_TRY(face_->require(Capability::kernels, site));
   return do_has_module(module);
 }
 
@@ -176,6 +177,8 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
   FaceState& f = *face_;
   if (!f.usable()) [[unlikely]]
     return f.lost(site);
+  if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
+    return f.unsupported(Op::launch, site);
   OpRecord op{.op = Op::launch,
               .num_args = static_cast<std::uint32_t>(args.size()),
               .stream = stream,
@@ -223,7 +226,6 @@ Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uin
               .shared_bytes = shared_bytes,
               .site = site};
   return f.run(op, [&]() -> Result<> {
-    METRALE_TRY(f.require(Capability::raw_launch, site));
     KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
     METRALE_TRY(check_geometry(*k, grid, block, site));

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/face_state.h"
+#include "core/op_needs.h"
 #include "metrale/log.h"
 
 namespace metrale {
@@ -28,6 +29,7 @@ std::uint64_t GpuBackend::abandoned_bytes() const noexcept { return face_->aband
 Result<> GpuBackend::initialize(Site site) {
   FaceState& f = *face_;
   f.capabilities = do_capabilities();
+  f.refused_ops = detail::unsupported_ops(f.capabilities);
   f.device_key = do_device_key();
   f.latch = detail::FaultLatch::of_device(f.device_key);
   f.op_cache = std::make_unique<OpCache>(*this);

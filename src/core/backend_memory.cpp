@@ -165,7 +165,6 @@ Result<DevicePtr> GpuBackend::alloc_async(std::uint64_t bytes, StreamHandle stre
   FaceState& f = *face_;
   OpRecord op{.op = Op::alloc_async, .stream = stream, .bytes = bytes, .site = site};
   return f.run(op, [&]() -> Result<DevicePtr> {
-    METRALE_TRY(f.require(Capability::pooled_memory, site));
     if (bytes == 0) return Error(Errc::invalid_argument, "alloc_async of 0 bytes", site);
     METRALE_TRY(f.guard_thread(op.op, site));
     StreamRecord* record = METRALE_TRY(f.stream(stream, site));
@@ -261,10 +260,16 @@ void GpuBackend::set_budget(std::optional<std::uint64_t> bytes) noexcept {
 std::uint64_t GpuBackend::live_bytes() const { return face_->device.live_bytes(); }
 std::uint64_t GpuBackend::peak_bytes() const { return face_->device.peak_bytes(); }
 std::uint64_t GpuBackend::live_alloc_count() const { return face_->device.live_alloc_count(); }
-std::vector<Allocation> GpuBackend::live_allocations() const { return face_->device.snapshot(); }
+std::vector<Allocation> GpuBackend::live_allocations() const { return face_->known_blocks(); }
 
 std::string GpuBackend::alloc_report(std::size_t top_n, std::uint64_t min_mb) const {
-  return format_alloc_report(face_->device.snapshot(), top_n, min_mb);
+  std::vector<Allocation> blocks = face_->known_blocks();
+  std::lock_guard lock(face_->alias_mutex);   // keeps the labels while the text is made
+  for (Allocation& block : blocks) {
+    if (block.kind != MemoryKind::adopted) continue;
+    if (const auto label = face_->adopted_labels.find(block.base.address); label != face_->adopted_labels.end()) block.owner = label->second;
+  }
+  return format_alloc_report(blocks, top_n, min_mb);
 }
 
 std::optional<std::uint64_t> GpuBackend::chunk_slack_bytes() const {

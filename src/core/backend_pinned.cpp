@@ -130,7 +130,6 @@ Result<DevicePtr> GpuBackend::host_ptr_to_device(const void* host, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::host_ptr_to_device, .src = host_key(host).address, .site = site};
   return f.run(op, [&]() -> Result<DevicePtr> {
-    METRALE_TRY(f.require(Capability::host_alias, site));
     const auto block = f.host.find(host_key(host));
     if (!block)
       return Error(Errc::invalid_argument, fmt::format("host_ptr_to_device: {} is not pinned or registered memory", host), site);
@@ -149,7 +148,6 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
   FaceState& f = *face_;
   OpRecord op{.op = Op::adopt, .dst = ptr.address, .bytes = bytes, .site = site};
   return f.run(op, [&]() -> Result<> {
-    METRALE_TRY(f.require(Capability::memory, site));
     if (!ptr || bytes == 0)
       return Error(Errc::invalid_argument, fmt::format("adopt of {} bytes at {:#x}", bytes, ptr.address), site);
     std::lock_guard lock(f.alias_mutex);

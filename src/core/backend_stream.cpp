@@ -150,7 +150,10 @@ Result<EventHandle> GpuBackend::create_event(Site site) {
 }
 
 Result<EventHandle> GpuBackend::create_timed_event(Site site) {
-  return face_->run({.op = Op::create_event, .site = site}, [&] { return make_event(*face_, do_create_event(true), true, site); });
+  return face_->run({.op = Op::create_event, .site = site}, [&]() -> Result<EventHandle> {
+    METRALE_TRY(face_->require(Capability::timed_events, site));
+    return make_event(*face_, do_create_event(true), true, site);
+  });
 }
 
 Result<> GpuBackend::destroy_event(EventHandle event, Site site) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "core/op_needs.h"
 #include "metrale/log.h"
 #include "metrale/switches.h"
 
@@ -91,6 +92,24 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
 }
 
 // ---- guards ----
+
+std::vector<Allocation> FaceState::known_blocks() const {
+  std::vector<Allocation> blocks = device.snapshot();
+  if (!capabilities.has(Capability::host_alias)) {
+    // Pinned memory has no device address then, and is in the host's table alone.
+    const std::vector<Allocation> on_host = host.snapshot();
+    blocks.insert(blocks.end(), on_host.begin(), on_host.end());
+    std::sort(blocks.begin(), blocks.end(), [](const Allocation& a, const Allocation& b) { return a.base < b.base; });
+  }
+  return blocks;
+}
+
+Error FaceState::unsupported(Op op, const Site& site) const {
+  for (const Capability c : needs(op)) {
+    if (!capabilities.has(c)) return Error(Errc::unsupported, fmt::format("{}: {}", metrale::to_string(op), capabilities.why_not(c)), site);
+  }
+  return Error(Errc::unsupported, fmt::format("{} is not supported", metrale::to_string(op)), site);
+}
 
 Result<> FaceState::require(Capability capability, const Site& site) const {
   if (capabilities.has(capability)) [[likely]]

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <bitset>
 #include <chrono>
 #include <mutex>
 #include <optional>
@@ -83,6 +84,7 @@ struct FaceState {
   std::atomic<bool> shut_down{false};
   std::mutex shutdown_mutex;
   Capabilities capabilities;
+  std::bitset<kNumOps> refused_ops;   ///< Operations whose capability is absent (op_needs.h).
 
   bool debug_sync_kernels = false;
   bool unchecked_copies = false;
@@ -130,11 +132,16 @@ struct FaceState {
   /// The error every call gets when not `usable`.
   Error lost(const Site& site) const;
 
-  /// Runs the body of a public method unless the device is lost, and notes its outcome.
+  /// The error of an operation whose capability is absent.
+  Error unsupported(Op op, const Site& site) const;
+
+  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome.
   template <class Body>
   auto run(OpRecord record, Body&& body) -> decltype(body()) {
     if (!usable()) [[unlikely]]
       return lost(record.site);
+    if (refused_ops[static_cast<std::size_t>(record.op)]) [[unlikely]]
+      return unsupported(record.op, record.site);
     return run_always(record, std::forward<Body>(body));
   }
   /// As `run`, for calls that release: they go on without the device.
@@ -147,6 +154,8 @@ struct FaceState {
       notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()));
     return result;
   }
+  /// Every block that is known, lowest address first.
+  std::vector<Allocation> known_blocks() const;
   /// An address with the block it falls in, for messages.
   std::string describe_address(DevicePtr ptr) const;
   /// The last operations, launches with their kernel's name and arguments; newest last.

@@ -89,9 +89,19 @@ TEST_F(StreamPoolTest, ADeviceThatIsFullAfterTrimmingRefuses) {
   give(first, 4u << 20, 1);
   busy_ = {1};
   capacity_ = 0;
-  // trim returns the idle slab, but the driver has no room to give it again.
-  EXPECT_FALSE(pool_.take(4u << 20, {2}, streams_[2]));
+  // trim returns the idle slab, but the driver has no room for one of another size.
+  EXPECT_FALSE(pool_.take(5u << 20, {2}, streams_[2]));
   EXPECT_EQ(held_, 0u);
+}
+
+TEST_F(StreamPoolTest, FullDeviceTakesAnotherStreamsBlockBeforeItTrims) {
+  // What trim gives back may not be there before the busy stream's work is done; the block itself is, behind an event.
+  capacity_ = 4u << 20;
+  const DevicePtr first = take(4u << 20, 1);
+  give(first, 4u << 20, 1);
+  busy_ = {1};
+  EXPECT_EQ(take(4u << 20, 2), first);
+  EXPECT_EQ(num_orderings_, 1);
 }
 
 TEST_F(StreamPoolTest, FullDeviceTakesAnotherStreamsBlockBehindAnEvent) {
