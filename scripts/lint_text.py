@@ -7,7 +7,7 @@ examples    C++ in README.md is, word for word, part of a file in examples/, whi
 links       relative links in Markdown lead to files that exist, and to headings that exist
 paths       no file names a path of one machine or an address outside the list below
 layers      nothing includes upwards (docs/design.md has the layers)
-headers     every public header belongs to a library, which compiles it alone and installs it
+headers     every public header belongs to a library, which compiles it alone and installs it, and is in metrale.h
 todo        a TODO names an issue
 length      files past 500 lines are listed; past 800 they fail
 """
@@ -123,10 +123,14 @@ def check_todo(file, lines):
 
 def check_headers(files):
     lists = "".join((ROOT / file).read_text() for file in files if file.name == "CMakeLists.txt")
+    everything = (ROOT / "include/metrale/metrale.h").read_text()
     owned = set(re.findall(r"\bmetrale/[\w/]+\.h\b", lists))
     for file in files:
         if file.parts[0] == "include" and file.suffix == ".h" and file.relative_to("include").as_posix() not in owned:
             report(file, 1, "no library lists this header under HEADERS, so it is neither installed nor compiled alone")
+        if file.parts[0] == "include" and file.suffix == ".h" and file.name != "metrale.h":
+            if f'"{file.relative_to("include").as_posix()}"' not in everything:
+                report(file, 1, "metrale/metrale.h, which has all of the public headers, lacks this one")
 
 
 def main():
