@@ -19,7 +19,4 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/metrale-config.cmake.in 
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/metrale-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/metrale-config.cmake ${PROJECT_BINARY_DIR}/metrale-config-version.cmake
   DESTINATION ${metrale_package_dir})
-if(TARGET metgpu)
-  install(TARGETS metgpu RUNTIME)
-endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

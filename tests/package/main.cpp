@@ -4,8 +4,9 @@
 #include <array>
 #include <cstdio>
 #include <span>
+#include <string>
 
-#include "metrale/backends/host.h"
+#include "metrale/metrale.h"
 
 namespace {
 
@@ -32,7 +33,10 @@ int main() {
     std::fprintf(stderr, "%s\n", done.error().to_string().c_str());
     return 1;
   }
-  std::printf("%.*s: 4 bytes there and back, %llu live\n", static_cast<int>((*backend)->name().size()), (*backend)->name().data(),
-              static_cast<unsigned long long>((*backend)->live_bytes()));
+  // From libraries of their own, so that the link needs all that the package names.
+  const auto tokenizer = metrale::Tokenizer::from_json("{}", "tokenizer.json");
+  std::printf("%s, kernels for %s: 4 bytes there and back, %llu live; an empty tokenizer is %s\n",
+              std::string((*backend)->name()).c_str(), std::string(metrale::host::kernel_isa()).c_str(),
+              static_cast<unsigned long long>((*backend)->live_bytes()), tokenizer ? "taken" : "refused");
   return (*backend)->live_bytes() == 0 ? 0 : 1;
 }
