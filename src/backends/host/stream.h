@@ -60,20 +60,19 @@ class Stream {
   bool in_use_ = true;
 
  private:
-  bool has_queued() const noexcept { return cursor_.get() != nullptr || !pending_.empty(); }
+  /// Whether the next piece of work is in the queue and may run. The mutex is held.
   bool is_runnable() const noexcept {
-    return !running_in_caller_ && has_queued() &&
-           completed_.load(std::memory_order_relaxed) < released_.load(std::memory_order_relaxed);
+    return !running_in_caller_ && completed_.load(std::memory_order_relaxed) < released_.load(std::memory_order_relaxed);
   }
   /// Sees to it that a worker looks at the queue. The mutex is held.
   Result<> ensure_worker();
   void finish_one() noexcept;
 
   Device& device_;
-  std::mutex mutex_;           // of everything up to the atomics
+  std::mutex mutex_;           // of everything up to the atomics, except what the worker owns
   WorkBuffer pending_;         // appended to by producers
-  WorkBuffer running_;         // walked by the worker, without the mutex
-  WorkBuffer::Cursor cursor_;  // next record of running_
+  WorkBuffer running_;         // the worker's: what it walks
+  WorkBuffer::Cursor cursor_;  // the worker's: next record of running_
   bool has_worker_ = false;
   bool running_in_caller_ = false;
   std::atomic<bool> news_{false};  // tells a worker that is about to leave to look again
