@@ -109,6 +109,7 @@ Result<> PreTokenizer::split(std::string_view text, Scratch& scratch) const {
   scratch.pieces.push_back(text);
   for (const Stage& stage : stages_) {
     scratch.next.clear();
+    scratch.regex.restart(text.size());
     for (const std::string_view piece : scratch.pieces) METRALE_TRY(cut(stage, piece, scratch));
     scratch.pieces.swap(scratch.next);
   }

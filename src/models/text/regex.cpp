@@ -18,13 +18,15 @@ constexpr std::size_t kJitStackStart = 32U << 10;
 constexpr std::size_t kJitStackMax = 4U << 20;
 constexpr std::uint32_t kHeapLimitKib = 64U << 10;
 
-// Steps that one search may take: a run of n characters that almost matches is given back one by one, so honest patterns need a few
-// times the length. Patterns that explode need far more.
-std::uint32_t step_limit(std::size_t length) {
-  constexpr std::size_t kBase = 100'000;
-  constexpr std::size_t kPerByte = 16;
-  return static_cast<std::uint32_t>(std::min<std::size_t>(kBase + kPerByte * length, UINT32_MAX));
-}
+// A match attempt at one place takes few steps, and no credit, as a rule. A run of n characters that almost matches is given back one by
+// one: that needs more, in proportion to the run. Patterns that explode need far more for every place, which credit does not cover.
+constexpr std::uint32_t kFreeSteps = 256;
+constexpr std::uint32_t kStepsFactor = 4;
+constexpr std::size_t kBaseCredit = 4U << 20;
+constexpr std::size_t kCreditPerByte = 32;
+// Places that are tried in one call. They double while nothing is found.
+constexpr std::size_t kWindow = 64;
+constexpr std::size_t kMaxWindow = 1U << 20;
 
 std::string pcre2_text(int code) {
   std::array<PCRE2_UCHAR, 256> buffer{};
@@ -89,6 +91,7 @@ struct Regex::Code {
 };
 
 struct Regex::Scratch::Parts {
+  std::size_t credit = kBaseCredit;
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
   pcre2_jit_stack* stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);
@@ -110,13 +113,15 @@ struct Regex::Scratch::Parts {
 Regex::Scratch::Scratch() : parts_(std::make_unique<Parts>()) {}
 Regex::Scratch::~Scratch() = default;
 
+void Regex::Scratch::restart(std::size_t text_bytes) { parts_->credit = kBaseCredit + kCreditPerByte * text_bytes; }
+
 Result<Regex> Regex::build(std::string_view pattern, std::uint32_t options, std::string_view shown, std::string_view where) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto code = std::make_shared<Code>();
   code->shown = weights::quote(shown);
-  code->compiled.reset(
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | options, &error, &offset, nullptr));
+  code->compiled.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                     PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT | options, &error, &offset, nullptr));
   if (code->compiled == nullptr)
     return Error(Errc::bad_format, fmt::format("{}: pattern {} does not compile: {}", where, code->shown, pcre2_text(error)))
         .with_native(error, pcre2_text(error));
@@ -142,18 +147,36 @@ Result<Regex> Regex::literal(std::string_view text, std::string_view where) {
 }
 
 Result<std::optional<Regex::Match>> Regex::find(std::string_view text, std::size_t from, Scratch& scratch) const {
-  const auto& parts = *scratch.parts_;
+  auto& parts = *scratch.parts_;
   if (parts.data == nullptr || parts.context == nullptr) return Error(Errc::out_of_memory, "no host memory left for matching text");
-  pcre2_set_match_limit(parts.context, step_limit(text.size()));
-  const int count = pcre2_match(code_->compiled.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                PCRE2_NO_UTF_CHECK, parts.data, parts.context);
-  if (count == PCRE2_ERROR_NOMATCH) return std::optional<Match>();
-  if (count < 0)
-    return Error(Errc::bad_format, fmt::format("the tokenizer's pattern {} gave up on a text of {} bytes: {}", code_->shown,
-                                               text.size(), pcre2_text(count)))
-        .with_native(count, pcre2_text(count));
-  const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(parts.data);
-  return std::optional<Match>({bounds[0], bounds[1]});
+  std::size_t window = kWindow;
+  std::uint32_t steps = kFreeSteps;
+  while (from <= text.size()) {
+    pcre2_set_match_limit(parts.context, steps);
+    pcre2_set_offset_limit(parts.context, from + window - 1);
+    const int count = pcre2_match(code_->compiled.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                                  PCRE2_NO_UTF_CHECK, parts.data, parts.context);
+    if (count >= 0) {
+      const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(parts.data);
+      return std::optional<Match>({bounds[0], bounds[1]});
+    }
+    if (count == PCRE2_ERROR_NOMATCH) {
+      from += window;
+      while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
+      window = steps == kFreeSteps ? std::min(window * 2, kMaxWindow) : kWindow;
+      steps = kFreeSteps;
+    } else if (count == PCRE2_ERROR_MATCHLIMIT && window > 1) {
+      window /= 8;  // first find the place
+    } else if (count == PCRE2_ERROR_MATCHLIMIT && parts.credit / kStepsFactor >= steps) {
+      steps *= kStepsFactor;
+      parts.credit -= steps;
+    } else {
+      return Error(Errc::bad_format, fmt::format("the tokenizer's pattern {} gave up on a text of {} bytes: {}", code_->shown,
+                                                 text.size(), pcre2_text(count)))
+          .with_native(count, pcre2_text(count));
+    }
+  }
+  return std::optional<Match>();
 }
 
 }  // namespace metrale::text

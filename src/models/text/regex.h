@@ -31,6 +31,9 @@ class Regex {
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
+    /// Allows the steps that an honest pattern may need to go through `text_bytes` once.
+    void restart(std::size_t text_bytes);
+
    private:
     friend class Regex;
     struct Parts;
@@ -42,7 +45,8 @@ class Regex {
     std::size_t end;
   };
   /// The first match that starts at or after `from`. `text` must be valid UTF-8 and `from` the start of a character.
-  /// Errors: bad_format (the step limit was reached: the message names the pattern).
+  /// Steps are counted against what `scratch` allows, so that all searches between two restarts take time in proportion to the text.
+  /// Errors: bad_format (too many steps: the message names the pattern).
   Result<std::optional<Match>> find(std::string_view text, std::size_t from, Scratch& scratch) const;
 
  private:
