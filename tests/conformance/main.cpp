@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The suite as a program for CTest. `metgpu check` is the same for users; this one also has the mutants.
+#include <CLI/CLI.hpp>
+
+#include "conformance/backends/skeleton.h"
+#include "conformance/mutants/mutants.h"
+#include "conformance/suite.h"
+
+int main(int argc, char** argv) {
+  using namespace metrale::conformance;
+  backends_under_test().push_back(skeleton_under_test());
+  SuiteOptions options;
+  std::string mutant;
+  std::string mutant_filter;
+  bool run_all_mutants = false;
+  bool list = false;
+  CLI::App app{"Runs the conformance suite"};
+  app.add_option("--backend", options.backend, "Backend to check; every one without");
+  app.add_option("--filter", options.filter, "Regular expression searched for in Suite.Case");
+  app.add_option("--json", options.json_path, "Where to write the results; - is standard output");
+  app.add_flag("--verbose", options.verbose, "A line for each case");
+  app.add_option("--mutant", mutant, "Check this broken variant instead of its backend");
+  app.add_flag("--list-mutants", list, "Print each broken variant and the case that catches it");
+  app.add_flag("--mutants", run_all_mutants, "Run each broken variant against its case, in processes of their own");
+  app.add_option("--only", mutant_filter, "With --mutants: regular expression searched for in the variant's name");
+  CLI11_PARSE(app, argc, argv);
+  if (list) return list_mutants();
+  if (run_all_mutants) return run_mutants(mutant_filter);
+  if (!mutant.empty()) {
+    if (!use_mutant(mutant, options)) return 2;
+  }
+  return run_suite(options);
+}

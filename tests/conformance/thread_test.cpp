@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any thread may call, several at once.
+#include <array>
+#include <atomic>
+
+#include "conformance/case.h"
+#include "metrale/observer.h"
+
+namespace metrale::conformance {
+namespace {
+
+class Threads : public CaseNeeding<memory, copies, streams> {};
+
+TEST_F(Threads, NeedNoBinding) {
+  const DevicePtr ptr = block(256);
+  on_thread([&] {
+    fill(ptr, 0x01, 256);
+    const StreamHandle s = stream();
+    must(gpu().memset_async(ptr, 0x02, 256, s));
+    settle(s);
+    EXPECT_TRUE(holds(ptr, 256, 0x02));
+    must(gpu().destroy_stream(s));
+    must(gpu().free(ptr));
+  });
+  EXPECT_EQ(gpu().live_bytes(), 0u);
+}
+
+TEST_F(Threads, MayBindAllTheSame) {
+  EXPECT_TRUE(ok(gpu().bind_to_thread()));
+  on_thread([&] {
+    EXPECT_TRUE(ok(gpu().bind_to_thread()));
+    EXPECT_TRUE(ok(gpu().bind_to_thread()));
+    EXPECT_TRUE(ok(gpu().alloc(64)));
+  });
+}
+
+TEST_F(Threads, ShareHandlesOfEachOther) {
+  StreamHandle s;
+  DevicePtr ptr;
+  on_thread([&] {
+    s = stream();
+    ptr = block(256);
+    must(gpu().memset_async(ptr, 0x05, 256, s));
+  });
+  on_thread([&] {
+    settle(s);
+    EXPECT_TRUE(holds(ptr, 256, 0x05));
+  });
+}
+
+TEST_F(Threads, AllocateAndFreeAtOnceWithAnExactLedger) {
+  on_threads(8, [&](std::size_t t) {
+    std::vector<std::pair<DevicePtr, std::uint64_t>> mine;
+    for (std::size_t i = 0; i < 200; ++i) {
+      const std::uint64_t bytes = 1 + (i * 131 + t * 17) % 3000;
+      mine.emplace_back(must(gpu().alloc(bytes)), bytes);
+      if (mine.size() > 10) {
+        must(gpu().free(mine.front().first));
+        mine.erase(mine.begin());
+      }
+    }
+    for (const auto& [ptr, bytes] : mine) must(gpu().free(ptr));
+  });
+  EXPECT_EQ(gpu().live_bytes(), 0u);
+  EXPECT_EQ(gpu().live_alloc_count(), 0u);
+  EXPECT_TRUE(gpu().live_allocations().empty());
+}
+
+TEST_F(Threads, NeverShareABlock) {
+  constexpr std::size_t kThreads = 4;
+  on_threads(kThreads, [&](std::size_t t) {
+    const StreamHandle s = must(gpu().create_stream());
+    for (std::size_t i = 0; i < 60; ++i) {
+      const DevicePtr ptr = must(gpu().alloc(2000));
+      const auto value = static_cast<std::uint8_t>(1 + t * 60 + i);
+      must(gpu().memset_async(ptr, value, 2000, s));
+      std::vector<std::byte> seen(2000);
+      must(gpu().copy_d2h_on_stream(seen, ptr, s));
+      if (seen != std::vector<std::byte>(2000, std::byte{value})) fail(Site::current(), "a block belonged to two threads");
+      must(gpu().free(ptr));
+    }
+  });
+}
+
+TEST_F(Threads, EnqueueOnOneStreamAtOnce) {
+  need({host_callbacks});
+  const StreamHandle s = stream();
+  std::atomic<int> count{0};
+  std::atomic<int> inside{0};
+  std::atomic<bool> overlapped{false};
+  on_threads(4, [&](std::size_t) {
+    for (int i = 0; i < 100; ++i) {
+      must(gpu().enqueue_host(s, [&] {
+        if (++inside > 1) overlapped = true;
+        ++count;
+        --inside;
+      }));
+    }
+  });
+  settle(s);
+  EXPECT_EQ(count, 400);
+  EXPECT_FALSE(overlapped) << "one stream ran two things at a time";
+}
+
+TEST_F(Threads, LaunchOnOneStreamAtOnce) {
+  need({kernels, computes});
+  const StreamHandle s = stream();
+  const DevicePtr log = make_log(400);
+  const KernelHandle k = kernel(kAppend);
+  on_threads(4, [&](std::size_t t) {
+    for (std::uint32_t i = 0; i < 100; ++i) {
+      launch(k, s, {KernelArg::buffer(log), KernelArg::value(static_cast<std::uint32_t>(t * 1000 + i))});
+    }
+  });
+  settle(s);
+  const auto seen = read_log(log, 400);
+  ASSERT_EQ(seen.size(), 400u);
+  std::array<std::uint32_t, 4> next{};
+  for (const std::uint32_t value : seen) {
+    ASSERT_LT(value / 1000, 4u);
+    EXPECT_EQ(value % 1000, next[value / 1000]++) << "a thread's own launches changed places";
+  }
+}
+
+TEST_F(Threads, RecordAndWaitForEventsAtOnce) {
+  need({events});
+  on_threads(4, [&](std::size_t) {
+    const StreamHandle a = must(gpu().create_stream());
+    const StreamHandle b = must(gpu().create_stream());
+    const DevicePtr ptr = must(gpu().alloc(4096));
+    for (int i = 0; i < 40; ++i) {
+      const EventHandle e = must(gpu().create_event());
+      const auto value = static_cast<std::uint8_t>(i + 1);
+      must(gpu().memset_async(ptr, value, 4096, a));
+      must(gpu().record_event(e, a));
+      must(gpu().stream_wait_event(b, e));
+      std::vector<std::byte> seen(4096);
+      must(gpu().copy_d2h_on_stream(seen, ptr, b));
+      if (seen != std::vector<std::byte>(4096, std::byte{value})) fail(Site::current(), "an event did not order two streams");
+      must(gpu().destroy_event(e));
+    }
+  });
+}
+
+TEST_F(Threads, LookUpKernelsAtOnce) {
+  need({kernels});
+  on_threads(4, [&](std::size_t) {
+    for (int i = 0; i < 100; ++i) {
+      must(gpu().kernel(kModule, kFill));
+      if (gpu().kernel(kModule, "absent").has_value()) fail(Site::current(), "found what is not there");
+    }
+  });
+  const KernelAudit audit = gpu().kernel_audit();
+  EXPECT_EQ(audit.num_hits, 400u);
+  ASSERT_EQ(audit.misses.size(), 1u);
+  EXPECT_EQ(audit.misses[0].count, 400u);
+}
+
+TEST_F(Threads, ReportWhileOthersAllocate) {
+  std::atomic<bool> stop{false};
+  Background reading([&] {
+    while (!stop) {
+      static_cast<void>(gpu().alloc_report());
+      static_cast<void>(gpu().live_allocations());
+      static_cast<void>(gpu().live_bytes());
+      std::this_thread::yield();
+    }
+  });
+  on_threads(2, [&](std::size_t) {
+    for (int i = 0; i < 200; ++i) must(gpu().free(must(gpu().alloc(1000))));
+  });
+  stop = true;
+  reading.join();
+  EXPECT_EQ(gpu().live_bytes(), 0u);
+}
+
+TEST_F(Threads, AttachAndDetachObserversWhileOthersCall) {
+  class Counting : public Observer {
+   public:
+    void on_op(const OpRecord&) noexcept override { ++count; }
+    std::atomic<int> count{0};
+  };
+  std::atomic<bool> stop{false};
+  Background calling([&] {
+    while (!stop) must(gpu().free(must(gpu().alloc(64))));
+  });
+  for (int i = 0; i < 50; ++i) {
+    Counting observer;
+    gpu().attach(observer);
+    if (i == 0) {
+      EXPECT_TRUE(eventually([&] { return observer.count > 0; }));
+    }
+    gpu().detach(observer);
+  }
+  stop = true;
+  calling.join();
+}
+
+TEST_F(Threads, ReplayGraphsWhileOthersCapture) {
+  need({graphs});
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  must(gpu().begin_capture(s));
+  must(gpu().memset_async(ptr, 0x09, 64, s));
+  const GraphHandle graph = must(gpu().end_capture(s));
+  std::atomic<bool> stop{false};
+  Background capturing([&] {
+    const StreamHandle mine = must(gpu().create_stream());
+    while (!stop) {
+      must(gpu().begin_capture(mine));
+      must(gpu().memset_async(ptr, 0x09, 64, mine));
+      must(gpu().destroy_graph(must(gpu().end_capture(mine))));
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    must(gpu().launch_graph(graph, s));
+    settle(s);
+  }
+  stop = true;
+  capturing.join();
+  EXPECT_TRUE(holds(ptr, 64, 0x09));
+}
+
+}  // namespace
+}  // namespace metrale::conformance
