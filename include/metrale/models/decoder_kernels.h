@@ -16,7 +16,7 @@
 //   argmax        B logits, B ids, P RowsParams                            largest of each row; -1 where one is NaN or +inf
 //   score         B logits, B targets, B scores, P RowsParams              loss and largest of each row
 //
-// Grids: widen any x; rotary and rotate_store {m}; attend {num_heads, ceil(m / n_tile)}; attend_one {num_heads};
+// Grids: widen any x; rotary and rotate_store {m}; attend {num_heads, ceil(m / n_tile)}; attend_one any x up to num_heads;
 // conv {ceil(channels / n_tile)}; delta {num_value_heads}; argmax and score {rows}; n_tile is what the kernel publishes. Blocks
 // and shared memory are the backend's own matter.
 //

@@ -4,6 +4,8 @@
 // for many tokens, head elements for one.
 #pragma once
 
+#include <utility>
+
 namespace metrale::host::decoder::METRALE_ISA {
 
 METRALE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -16,36 +18,76 @@ METRALE_INLINE std::uint64_t cache_offset(const CacheLayout& c, const std::int32
 
 METRALE_INLINE bool is_bf16(const CacheLayout& c) { return c.dtype == static_cast<std::uint32_t>(DType::bf16); }
 
-/// Pointers to `count` rows of a cache head from token `first` on; rows of bf16 are widened into `scratch` [count, head_dim].
+/// Pointers to `count` rows of a cache head from token `first` on, the last one repeated up to a multiple of kLanes; rows of bf16 are
+/// widened into `scratch` [count, head_dim].
 METRALE_INLINE void cache_rows(const CacheLayout& c, const void* cache, const std::int32_t* table, std::uint32_t first,
                                std::uint32_t count, std::uint32_t head, std::uint32_t head_dim, float* scratch,
                                const float** rows) {
   // One division for a tile, not one for each key.
   std::uint32_t block = first / c.block_tokens;
   std::uint32_t within = first % c.block_tokens;
-  for (std::uint32_t j = 0; j < count; ++j) {
-    const std::uint64_t offset = static_cast<std::uint64_t>(table[block]) * c.block_stride +
-                                 static_cast<std::uint64_t>(within) * c.token_stride +
-                                 static_cast<std::uint64_t>(head) * c.head_stride;
-    if (++within == c.block_tokens) {
-      within = 0;
-      ++block;
+  for (std::uint32_t j = 0; j < count;) {
+    const std::uint64_t base =
+        static_cast<std::uint64_t>(table[block]) * c.block_stride + static_cast<std::uint64_t>(head) * c.head_stride;
+    for (; j < count && within < c.block_tokens; ++j, ++within) {
+      const std::uint64_t offset = base + static_cast<std::uint64_t>(within) * c.token_stride;
+      if (!is_bf16(c)) {
+        rows[j] = static_cast<const float*>(cache) + offset;
+        continue;
+      }
+      const std::uint16_t* from = static_cast<const std::uint16_t*>(cache) + offset;
+      float* to = scratch + static_cast<std::size_t>(j) * head_dim;
+      std::uint32_t d = 0;
+      for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load_bf16(from + d));
+      for (; d < head_dim; ++d) {
+        const std::uint32_t bits = static_cast<std::uint32_t>(from[d]) << 16;
+        std::memcpy(to + d, &bits, 4);
+      }
+      rows[j] = to;
     }
-    if (!is_bf16(c)) {
-      rows[j] = static_cast<const float*>(cache) + offset;
-      continue;
-    }
-    const std::uint16_t* from = static_cast<const std::uint16_t*>(cache) + offset;
-    float* to = scratch + static_cast<std::size_t>(j) * head_dim;
-    std::uint32_t d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load_bf16(from + d));
-    for (; d < head_dim; ++d) {
-      const std::uint32_t bits = static_cast<std::uint32_t>(from[d]) << 16;
-      std::memcpy(to + d, &bits, 4);
-    }
-    rows[j] = to;
+    within = 0;
+    ++block;
   }
+  for (std::uint32_t j = count; j % kLanes != 0; ++j) rows[j] = rows[count - 1];
 }
+
+/// Fetches the rows of a cache head one after the other, ahead of their use. A head's rows lie apart, so the hardware's prefetchers
+/// follow them badly.
+class RowFetcher {
+ public:
+  METRALE_INLINE RowFetcher create(const CacheLayout& c, const void* cache, const std::int32_t* table, std::uint32_t num_rows,
+                                   std::uint32_t head, std::uint32_t head_dim) {
+    RowFetcher f;
+    const std::uint32_t element = is_bf16(c) ? 2 : 4;
+    f.cache_ = static_cast<const char*>(cache) + static_cast<std::uint64_t>(head) * c.head_stride * element;
+    f.table_ = table;
+    f.left_ = num_rows;
+    f.block_tokens_ = c.block_tokens;
+    f.block_bytes_ = c.block_stride * element;
+    f.token_bytes_ = static_cast<std::uint64_t>(c.token_stride) * element;
+    f.row_bytes_ = static_cast<std::uint64_t>(head_dim) * element;
+    return f;
+  }
+  METRALE_INLINE void fetch(RowFetcher& f) {
+    if (f.left_ == 0) return;
+    --f.left_;
+    const char* row = f.cache_ + static_cast<std::uint64_t>(*f.table_) * f.block_bytes_ + f.within_ * f.token_bytes_;
+    for (std::uint64_t at = 0; at < f.row_bytes_; at += 64) __builtin_prefetch(row + at, 0, 2);
+    if (++f.within_ < f.block_tokens_) return;
+    f.within_ = 0;
+    ++f.table_;
+  }
+
+ private:
+  const char* cache_;
+  const std::int32_t* table_;
+  std::uint32_t left_;
+  std::uint32_t block_tokens_;
+  std::uint64_t within_ = 0;
+  std::uint64_t block_bytes_;
+  std::uint64_t token_bytes_;
+  std::uint64_t row_bytes_;
+};
 
 METRALE_INLINE void write_cache_row(const CacheLayout& c, void* cache, std::uint64_t offset, const float* from,
                                     std::uint32_t head_dim) {
@@ -278,76 +320,177 @@ METRALE_INLINE float dot(const float* a, const float* b, std::uint32_t n) {
   return sum;
 }
 
-/// sums [d, d + kLanes * vectors) += weights by values.
-template <int vectors>
-METRALE_INLINE void add_weighted(const float* weights, const float* const* values, std::uint32_t count, std::uint32_t d,
-                                 float* sums) {
-  Vec sum[vectors];
-  for (int v = 0; v < vectors; ++v) sum[v] = load(sums + d + kLanes * v);
-  for (std::uint32_t j = 0; j < count; ++j) {
-    const Vec w = splat(weights[j]);
-    for (int v = 0; v < vectors; ++v) sum[v] += w * load(values[j] + d + kLanes * v);
+template <int w, int... lane>
+METRALE_INLINE Vec add_halves(Vec a, Vec b, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(a, b, ((lane & w) != 0 ? kLanes + lane : lane)...) +
+         __builtin_shufflevector(a, b, ((lane & w) != 0 ? kLanes + (lane ^ w) : (lane ^ w))...);
+}
+/// Lane i of the result: the sum of the lanes of v[i]. `v` is used up.
+template <int w = 1>
+METRALE_INLINE Vec sums_of(Vec* v) {
+  if constexpr (w == kLanes) {
+    return v[0];
+  } else {
+    for (int i = 0; i < kLanes / w; i += 2) v[i / 2] = add_halves<w>(v[i], v[i + 1], std::make_integer_sequence<int, kLanes>());
+    return sums_of<2 * w>(v);
   }
-  for (int v = 0; v < vectors; ++v) store(sums + d + kLanes * v, sum[v]);
 }
 
-static void attend_one(const AttendCall& c) {
+// Attention of one token takes up to four query heads of the same cache head at a time, so that keys and values are read once for them.
+inline constexpr int kMaxHeads = 4;
+
+/// weights [heads, kKeyTile]: products of `kLanes / padded` keys, from key j on, with each query [heads, head_dim].
+template <int heads>
+METRALE_INLINE void score_one(const float* queries, const float* const* keys, std::uint32_t head_dim, float* weights) {
+  constexpr int kPadded = heads == 3 ? 4 : heads;
+  constexpr int kKeys = kLanes / kPadded;
+  Vec sum[kLanes] = {};
+  std::uint32_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    Vec q[heads];
+    for (int h = 0; h < heads; ++h) q[h] = load(queries + static_cast<std::size_t>(h) * head_dim + d);
+    for (int j = 0; j < kKeys; ++j) {
+      const Vec key = load(keys[j] + d);
+      for (int h = 0; h < heads; ++h) sum[h * kKeys + j] += q[h] * key;
+    }
+  }
+  const Vec all = sums_of(sum);
+  float scores[kLanes];
+  store(scores, all);
+  for (int h = 0; h < heads; ++h) {
+    for (int j = 0; j < kKeys; ++j) {
+      float score = scores[h * kKeys + j];
+      for (std::uint32_t e = d; e < head_dim; ++e) score += queries[static_cast<std::size_t>(h) * head_dim + e] * keys[j][e];
+      weights[h * static_cast<int>(kKeyTile) + j] = score;
+    }
+  }
+}
+
+/// sums [heads, head_dim], elements [d, d + kLanes * vectors), += weights [heads, kKeyTile] by values.
+template <int heads, int vectors>
+METRALE_INLINE void add_weighted(const float* weights, const float* const* values, std::uint32_t count, std::uint32_t d,
+                                 std::uint32_t head_dim, float* sums) {
+  Vec sum[heads][vectors];
+  for (int h = 0; h < heads; ++h) {
+    for (int v = 0; v < vectors; ++v) sum[h][v] = load(sums + static_cast<std::size_t>(h) * head_dim + d + kLanes * v);
+  }
+  for (std::uint32_t j = 0; j < count; ++j) {
+    Vec value[vectors];
+    for (int v = 0; v < vectors; ++v) value[v] = load(values[j] + d + kLanes * v);
+    for (int h = 0; h < heads; ++h) {
+      const Vec w = splat(weights[static_cast<std::size_t>(h) * kKeyTile + j]);
+      for (int v = 0; v < vectors; ++v) sum[h][v] += w * value[v];
+    }
+  }
+  for (int h = 0; h < heads; ++h) {
+    for (int v = 0; v < vectors; ++v) store(sums + static_cast<std::size_t>(h) * head_dim + d + kLanes * v, sum[h][v]);
+  }
+}
+
+/// Query heads [head, head + heads), all of one cache head.
+template <int heads>
+static void attend_heads(const AttendCall& c, std::uint32_t head) {
   const AttendParams& p = c.p;
   const std::uint32_t head_dim = p.head_dim;
-  const std::uint32_t kv_head = c.head / (p.num_heads / p.num_kv_heads);
+  const std::uint32_t kv_head = head / (p.num_heads / p.num_kv_heads);
   const std::uint32_t num_keys = static_cast<std::uint32_t>(c.step->position) + 1;
-  const float* q = c.q + static_cast<std::size_t>(c.head) * p.q_head_stride;
+  const float* q = c.q + static_cast<std::size_t>(head) * p.q_head_stride;
 
-  float* query = c.shared;
-  float* sums = query + head_dim;
-  float* weights = sums + head_dim;
-  float* key_scratch = weights + kKeyTile;
+  float* queries = c.shared;
+  float* sums = queries + static_cast<std::size_t>(kMaxHeads) * head_dim;
+  float* weights = sums + static_cast<std::size_t>(kMaxHeads) * head_dim;
+  float* key_scratch = weights + static_cast<std::size_t>(kMaxHeads) * kKeyTile;
   float* value_scratch = key_scratch + static_cast<std::size_t>(kKeyTile) * head_dim;
-  for (std::uint32_t d = 0; d < head_dim; ++d) {
-    query[d] = q[d] * p.scale;
-    sums[d] = 0;
+  for (std::uint32_t h = 0; h < heads; ++h) {
+    for (std::uint32_t d = 0; d < head_dim; ++d) {
+      queries[h * head_dim + d] = q[static_cast<std::size_t>(h) * p.q_head_stride + d] * p.scale;
+      sums[h * head_dim + d] = 0;
+    }
   }
 
-  float largest = kMasked;
-  float total = 0;
+  // Keys run one tile ahead of their scores, values as far ahead of their sum as scores take.
+  RowFetcher key_fetcher = RowFetcher::create(p.cache, c.key_cache, c.block_table, num_keys, kv_head, head_dim);
+  RowFetcher value_fetcher = RowFetcher::create(p.cache, c.value_cache, c.block_table, num_keys, kv_head, head_dim);
+  for (std::uint32_t j = 0; j < kKeyTile; ++j) RowFetcher::fetch(key_fetcher);
+
+  float largest[heads];
+  float total[heads];
+  for (int h = 0; h < heads; ++h) {
+    largest[h] = kMasked;
+    total[h] = 0;
+  }
   const float* keys[kKeyTile];
   const float* values[kKeyTile];
+  constexpr std::uint32_t kStep = kLanes / (heads == 3 ? 4 : heads);
   for (std::uint32_t first = 0; first < num_keys; first += kKeyTile) {
     const std::uint32_t count = num_keys - first < kKeyTile ? num_keys - first : kKeyTile;
     cache_rows(p.cache, c.key_cache, c.block_table, first, count, kv_head, head_dim, key_scratch, keys);
+    for (std::uint32_t j = 0; j < count; j += kStep) {
+      for (std::uint32_t i = 0; i < kStep; ++i) {
+        RowFetcher::fetch(value_fetcher);
+        RowFetcher::fetch(key_fetcher);
+      }
+      score_one<heads>(queries, keys + j, head_dim, weights + j);
+    }
+    for (int h = 0; h < heads; ++h) {
+      float* row = weights + static_cast<std::size_t>(h) * kKeyTile;
+      Vec tops = splat(largest[h]);
+      for (std::uint32_t j = 0; j < count; j += kLanes) {
+        const IntVec lane = iota() + static_cast<std::int32_t>(j);
+        const Vec scores = select(lane < static_cast<std::int32_t>(count), load(row + j), splat(kMasked));
+        store(row + j, scores);
+        tops = max(tops, scores);
+      }
+      const float top = max_lanes(tops);
+      Vec sum{};
+      for (std::uint32_t j = 0; j < count; j += kLanes) {
+        const Vec scores = load(row + j);
+        const Vec w = select(scores > kMasked, exp(scores - top), Vec{});
+        store(row + j, w);
+        sum += w;
+      }
+      if (top > largest[h]) {
+        const float correction = first == 0 ? 0.0f : exponential(largest[h] - top);
+        total[h] *= correction;
+        for (std::uint32_t d = 0; d < head_dim; ++d) sums[static_cast<std::uint32_t>(h) * head_dim + d] *= correction;
+        largest[h] = top;
+      }
+      total[h] += sum_lanes(sum);
+    }
     cache_rows(p.cache, c.value_cache, c.block_table, first, count, kv_head, head_dim, value_scratch, values);
-    float top = largest;
-    for (std::uint32_t j = 0; j < count; ++j) {
-      weights[j] = dot(query, keys[j], head_dim);
-      top = weights[j] > top ? weights[j] : top;
-    }
-    for (std::uint32_t j = count; j < kKeyTile; ++j) weights[j] = kMasked;
-    Vec sum{};
-    for (std::uint32_t j = 0; j < count; j += kLanes) {
-      const IntVec lane = iota() + static_cast<std::int32_t>(j);
-      const Vec w = select(lane < static_cast<std::int32_t>(count), exp(load(weights + j) - top), Vec{});
-      store(weights + j, w);
-      sum += w;
-    }
-    if (top > largest) {
-      const float correction = first == 0 ? 0.0f : exponential(largest - top);
-      total *= correction;
-      for (std::uint32_t d = 0; d < head_dim; ++d) sums[d] *= correction;
-      largest = top;
-    }
-    total += sum_lanes(sum);
     std::uint32_t d = 0;
-    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) add_weighted<4>(weights, values, count, d, sums);
-    for (; d + kLanes <= head_dim; d += kLanes) add_weighted<1>(weights, values, count, d, sums);
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) add_weighted<heads, 4>(weights, values, count, d, head_dim, sums);
+    for (; d + kLanes <= head_dim; d += kLanes) add_weighted<heads, 1>(weights, values, count, d, head_dim, sums);
     for (; d < head_dim; ++d) {
-      for (std::uint32_t j = 0; j < count; ++j) sums[d] += weights[j] * values[j][d];
+      for (std::uint32_t h = 0; h < heads; ++h) {
+        for (std::uint32_t j = 0; j < count; ++j) sums[h * head_dim + d] += weights[h * kKeyTile + j] * values[j][d];
+      }
     }
   }
 
-  const float inverse = 1.0f / total;
-  const float* gate = q + head_dim;
-  float* out = c.out + static_cast<std::size_t>(c.head) * head_dim;
-  for (std::uint32_t d = 0; d < head_dim; ++d) out[d] = sums[d] * inverse * (p.gated ? sigmoid(gate[d]) : 1.0f);
+  for (std::uint32_t h = 0; h < heads; ++h) {
+    const float inverse = 1.0f / total[h];
+    const float* gate = q + static_cast<std::size_t>(h) * p.q_head_stride + head_dim;
+    float* out = c.out + static_cast<std::size_t>(head + h) * head_dim;
+    for (std::uint32_t d = 0; d < head_dim; ++d) out[d] = sums[h * head_dim + d] * inverse * (p.gated ? sigmoid(gate[d]) : 1.0f);
+  }
+}
+
+static void attend_one(const AttendCall& c) {
+  const std::uint32_t num_heads = c.p.num_heads;
+  const std::uint32_t group = num_heads / c.p.num_kv_heads;
+  const auto end = static_cast<std::uint32_t>(std::uint64_t{num_heads} * (c.head + 1) / c.heads_blocks);
+  for (auto head = static_cast<std::uint32_t>(std::uint64_t{num_heads} * c.head / c.heads_blocks); head < end;) {
+    const std::uint32_t group_end = (head / group + 1) * group;
+    const std::uint32_t left = (group_end < end ? group_end : end) - head;
+    switch (left) {
+      case 1: attend_heads<1>(c, head); break;
+      case 2: attend_heads<2>(c, head); break;
+      case 3: attend_heads<3>(c, head); break;
+      default: attend_heads<4>(c, head); break;
+    }
+    head += left < 4 ? left : 4;
+  }
 }
 
 }  // namespace metrale::host::decoder::METRALE_ISA

@@ -33,8 +33,9 @@ std::span<const HostKernel> kernels(matmul::Isa isa) noexcept;
 static constexpr std::uint32_t attend_shared_bytes(std::uint32_t head_dim) noexcept {
   return 4 * (2 * kAttendTile * head_dim + kKeyTile * kAttendTile + 2 * kKeyTile * head_dim);
 }
+/// attend_one keeps four heads at a time; its grid may be anything up to num_heads, each block takes an equal range of heads.
 static constexpr std::uint32_t attend_one_shared_bytes(std::uint32_t head_dim) noexcept {
-  return 4 * (2 * head_dim + kKeyTile + 2 * kKeyTile * head_dim);
+  return 4 * (4 * (2 * head_dim + kKeyTile) + 2 * kKeyTile * head_dim);
 }
 static constexpr std::uint32_t conv_shared_bytes(std::uint32_t kernel) noexcept { return 4 * kConvTile * kernel; }
 static constexpr std::uint32_t delta_shared_bytes(std::uint32_t key_dim, std::uint32_t value_dim) noexcept {

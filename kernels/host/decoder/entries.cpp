@@ -112,6 +112,7 @@ AttendCall attend_call(const BlockContext& c) {
           .block_table = c.ptr<const std::int32_t>(4),
           .out = c.ptr<float>(5),
           .head = c.index.x,
+          .heads_blocks = c.grid.x,
           .tile = c.index.y,
           .shared = shared_floats(c)};
 }

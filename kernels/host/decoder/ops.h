@@ -35,7 +35,8 @@ struct AttendCall {
   const StepHeader* step;
   const std::int32_t* block_table;
   float* out;
-  std::uint32_t head;
+  std::uint32_t head;          ///< attend_one: this block's place among heads_blocks.
+  std::uint32_t heads_blocks;  ///< Blocks along the grid's x.
   std::uint32_t tile;
   float* shared;
 };

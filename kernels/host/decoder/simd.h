@@ -34,7 +34,8 @@ METRALE_INLINE V load(const void* p) {
   return v;
 }
 METRALE_INLINE void store(void* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-METRALE_INLINE Vec splat(float x) { return Vec{} + x; }
+/// Minus zero, since adding it would be work: -0 + 0 is +0.
+METRALE_INLINE Vec splat(float x) { return x - Vec{}; }
 METRALE_INLINE Vec to_float(IntVec v) { return __builtin_convertvector(v, Vec); }
 METRALE_INLINE Vec as_float(IntVec v) { return reinterpret_cast<Vec>(v); }
 METRALE_INLINE IntVec as_int(Vec v) { return reinterpret_cast<IntVec>(v); }

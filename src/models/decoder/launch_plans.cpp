@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 
 // Pure functions only: nothing is linked from the kernels.
@@ -51,7 +52,8 @@ class HostPlans final : public LaunchPlans {
     return {{params.num_heads, tiles(params.m, n_tile), 1}, {}, decoder::attend_shared_bytes(params.head_dim)};
   }
   LaunchShape attend_one(const AttendParams& params) const noexcept override {
-    return {{params.num_heads, 1, 1}, {}, decoder::attend_one_shared_bytes(params.head_dim)};
+    // Neighbouring heads share keys and values: one range of heads a worker.
+    return {{std::min(params.num_heads, threads_), 1, 1}, {}, decoder::attend_one_shared_bytes(params.head_dim)};
   }
   LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept override {
     return {{tiles(params.channels, n_tile), 1, 1}, {}, decoder::conv_shared_bytes(params.kernel)};

@@ -119,11 +119,13 @@ class Attention : public EachIsa {
               "");
     EXPECT_LT(relative_error(got, want), tolerance);
     if (s.m != 1) return;
-    std::fill(got.begin(), got.end(), -7.0F);
-    ASSERT_EQ(launch.run("attend_one", {s.heads, 1, 1}, attend_one_shared_bytes(s.head_dim), q.data(), cache.key_bytes.data(),
-                         cache.value_bytes.data(), &step, cache.table.data(), got.data(), params),
-              "");
-    EXPECT_LT(relative_error(got, want), tolerance);
+    for (std::uint32_t blocks = 1; blocks <= s.heads; ++blocks) {
+      std::fill(got.begin(), got.end(), -7.0F);
+      ASSERT_EQ(launch.run("attend_one", {blocks, 1, 1}, attend_one_shared_bytes(s.head_dim), q.data(), cache.key_bytes.data(),
+                           cache.value_bytes.data(), &step, cache.table.data(), got.data(), params),
+                "");
+      EXPECT_LT(relative_error(got, want), tolerance) << blocks << " blocks";
+    }
   }
 };
 
@@ -131,6 +133,8 @@ TEST_P(Attention, OneTokenAlone) { compare({1, 0, 2, 1, 64, 16, kF32, 0}); }
 TEST_P(Attention, OneTokenAfterAFullKeyTile) { compare({1, 64, 2, 2, 64, 16, kF32, 0}); }
 TEST_P(Attention, OneTokenAfterManyTiles) { compare({1, 517, 6, 2, 64, 16, kF32, 0}); }
 TEST_P(Attention, OneGatedTokenOverBf16) { compare({1, 199, 4, 2, 128, 32, kBf16, 1}); }
+TEST_P(Attention, OneTokenWithThreeHeadsToACacheHead) { compare({1, 130, 9, 3, 64, 16, kF32, 0}); }
+TEST_P(Attention, OneTokenWithFiveHeadsToACacheHead) { compare({1, 77, 10, 2, 64, 16, kBf16, 0}); }
 TEST_P(Attention, PromptFromTheStart) { compare({45, 0, 6, 2, 64, 16, kF32, 0}); }
 TEST_P(Attention, PromptThatFillsQueryTiles) { compare({64, 0, 3, 1, 128, 16, kF32, 0}); }
 TEST_P(Attention, SecondChunkSeesTheFirst) { compare({33, 70, 4, 4, 64, 16, kF32, 0}); }
