@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Two indexes keep look-ups of interior addresses short. Small blocks with the usual alignment live in pages of 64 KiB: a bitmap marks
-// which of the page's 256 possible base slots are taken, so "largest base at or below" is a bit scan. Everything else, large or oddly
-// aligned, lives in one ordered map, which sees few changes.
+// which of the page's 256 possible base slots are taken, so "largest base at or below" is a bit scan, and `check` needs no lock. Pages are
+// found through a radix tree that only grows. Everything else, large or oddly aligned, lives in one ordered map, which sees few changes.
 #include "metrale/alloc_ledger.h"
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
-#include <unordered_map>
 
 #include "metrale/owner_scope.h"
 
@@ -44,40 +43,107 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 64 * 1024;
 constexpr std::size_t kSlotsPerPage = kPageBytes / kDeviceAlignment;
-constexpr unsigned kShardBits = 6;
-constexpr std::size_t kNumShards = std::size_t{1} << kShardBits;
 constexpr std::size_t kNumStripes = 16;
 // A stripe's running balance reaches the shared total once it is this large, which bounds the error of the concurrent peak to 1 MiB.
 constexpr std::int64_t kFlushBytes = 64 * 1024;
 // A stripe takes creation indexes by the batch, so that threads do not pass one counter back and forth.
 constexpr std::uint64_t kGenerationBatch = 64;
 
-/// The blocks whose base lies in one 64 KiB page.
-struct Page {
-  std::array<std::uint64_t, kSlotsPerPage / 64> taken{};
-  std::size_t count = 0;
+/// The blocks whose base lies in one 64 KiB page. `taken` and `bytes` may be read without the lock: a reader that races a change sees the
+/// block before or after it. Everything else, and every change, is under `mutex`.
+struct alignas(64) Page {
+  mutable std::mutex mutex;
+  std::array<std::atomic<std::uint64_t>, kSlotsPerPage / 64> taken{};
+  std::array<std::atomic<std::uint32_t>, kSlotsPerPage> bytes{};
   std::array<Allocation, kSlotsPerPage> blocks;
 
-  bool has(std::size_t slot) const { return (taken[slot / 64] >> (slot % 64)) & 1; }
-  void set(std::size_t slot) { taken[slot / 64] |= std::uint64_t{1} << (slot % 64), ++count; }
-  void clear(std::size_t slot) { taken[slot / 64] &= ~(std::uint64_t{1} << (slot % 64)), --count; }
+  bool has(std::size_t slot) const { return (taken[slot / 64].load(std::memory_order_relaxed) >> (slot % 64)) & 1; }
+  void put(std::size_t slot, const Allocation& block) {
+    blocks[slot] = block;
+    bytes[slot].store(static_cast<std::uint32_t>(block.bytes), std::memory_order_relaxed);
+    taken[slot / 64].fetch_or(std::uint64_t{1} << (slot % 64), std::memory_order_release);
+  }
+  void clear(std::size_t slot) { taken[slot / 64].fetch_and(~(std::uint64_t{1} << (slot % 64)), std::memory_order_release); }
 
   /// Highest taken slot at or below `slot`; -1 when there is none.
   int at_or_below(std::size_t slot) const {
     std::size_t word = slot / 64;
-    std::uint64_t bits = taken[word] & (~std::uint64_t{0} >> (63 - slot % 64));
+    std::uint64_t bits = taken[word].load(std::memory_order_acquire) & (~std::uint64_t{0} >> (63 - slot % 64));
     while (bits == 0) {
       if (word == 0) return -1;
-      bits = taken[--word];
+      bits = taken[--word].load(std::memory_order_acquire);
     }
     return static_cast<int>(word * 64 + 63 - static_cast<std::size_t>(std::countl_zero(bits)));
   }
 };
 
-struct alignas(64) Shard {
-  mutable std::mutex mutex;
-  std::unordered_map<std::uint64_t, std::unique_ptr<Page>> pages;
-  std::unique_ptr<Page> spare;  // one emptied page, so that a lone block going and coming costs no allocation
+/// Finds pages by number without a lock. Nodes are made on demand and stay until the end, so a pointer read once stays good.
+class PageTree {
+ public:
+  PageTree() = default;
+  PageTree(const PageTree&) = delete;
+  PageTree& operator=(const PageTree&) = delete;
+  ~PageTree() {
+    for (auto& middle : root_) {
+      Middle* m = middle.load(std::memory_order_relaxed);
+      if (m == nullptr) continue;
+      for (auto& leaf : *m) {
+        Leaf* l = leaf.load(std::memory_order_relaxed);
+        if (l == nullptr) continue;
+        for (auto& page : *l) delete page.load(std::memory_order_relaxed);
+        delete l;
+      }
+      delete m;
+    }
+  }
+
+  /// Null when no block ever began on that page.
+  Page* find(std::uint64_t number) const {
+    const Middle* middle = root_[number >> (2 * kBits)].load(std::memory_order_acquire);
+    if (middle == nullptr) return nullptr;
+    const Leaf* leaf = (*middle)[(number >> kBits) & kMask].load(std::memory_order_acquire);
+    return leaf == nullptr ? nullptr : (*leaf)[number & kMask].load(std::memory_order_acquire);
+  }
+  Page& get(std::uint64_t number) {
+    if (Page* page = find(number)) return *page;
+    std::lock_guard lock(growth_mutex_);
+    return make(make(make(root_[number >> (2 * kBits)])[(number >> kBits) & kMask])[number & kMask]);
+  }
+  /// Calls `fn(page)` for every page, lowest first.
+  template <class Fn>
+  void for_each(Fn&& fn) const {
+    for (const auto& middle : root_) {
+      const Middle* m = middle.load(std::memory_order_acquire);
+      if (m == nullptr) continue;
+      for (const auto& leaf : *m) {
+        const Leaf* l = leaf.load(std::memory_order_acquire);
+        if (l == nullptr) continue;
+        for (const auto& page : *l) {
+          if (const Page* found = page.load(std::memory_order_acquire)) fn(*found);
+        }
+      }
+    }
+  }
+
+  /// Addresses below this have a place in the tree.
+  static constexpr std::uint64_t kAddressLimit = std::uint64_t{1} << 48;
+
+ private:
+  static constexpr unsigned kBits = 11;
+  static constexpr std::uint64_t kMask = (1u << kBits) - 1;
+  static constexpr std::size_t kRootSlots = std::size_t{kAddressLimit / kPageBytes} >> (2 * kBits);
+  using Leaf = std::array<std::atomic<Page*>, 1u << kBits>;
+  using Middle = std::array<std::atomic<Leaf*>, 1u << kBits>;
+
+  template <class Node>
+  static Node& make(std::atomic<Node*>& place) {
+    Node* node = place.load(std::memory_order_relaxed);
+    if (node == nullptr) place.store(node = new Node{}, std::memory_order_release);
+    return *node;
+  }
+
+  std::mutex growth_mutex_;
+  std::array<std::atomic<Middle*>, kRootSlots> root_{};
 };
 
 struct alignas(64) Stripe {
@@ -91,7 +157,10 @@ bool contains(const Allocation& block, std::uint64_t address) {
   return address >= block.base.address && address - block.base.address < block.bytes;
 }
 
-bool fits_page_index(DevicePtr base, std::uint64_t bytes) { return base.address % kDeviceAlignment == 0 && bytes < kPageBytes; }
+/// Whether a block may begin at `base` in the page index.
+bool has_slot(DevicePtr base) { return base.address % kDeviceAlignment == 0 && base.address < PageTree::kAddressLimit; }
+bool fits_page_index(DevicePtr base, std::uint64_t bytes) { return has_slot(base) && bytes < kPageBytes; }
+std::size_t slot_of(std::uint64_t address) { return (address % kPageBytes) / kDeviceAlignment; }
 
 std::size_t this_thread_stripe() {
   static std::atomic<std::size_t> next{0};
@@ -108,7 +177,7 @@ void raise_to(std::atomic<std::int64_t>& target, std::int64_t value) {
 }  // namespace
 
 struct AllocLedger::Impl {
-  std::array<Shard, kNumShards> shards;
+  PageTree pages;
   mutable std::shared_mutex large_mutex;
   std::map<std::uint64_t, Allocation> large;  // by base
   std::atomic<std::size_t> num_large{0};
@@ -117,9 +186,6 @@ struct AllocLedger::Impl {
   std::array<Stripe, kNumStripes> stripes;
   alignas(64) std::atomic<std::int64_t> flushed{0};
   std::atomic<std::int64_t> peak{0};
-
-  // Spread by multiplication: the regions of different threads tend to begin at the same multiple of a power of two.
-  Shard& shard_of(std::uint64_t page) { return shards[page * 0x9E37'79B9'7F4A'7C15u >> (64 - kShardBits)]; }
 
   std::uint64_t new_generation() {
     std::atomic<std::uint64_t>& next = stripes[this_thread_stripe()].next_generation;
@@ -135,10 +201,12 @@ struct AllocLedger::Impl {
   /// where `fn` changes the block.
   template <class LargeLock = std::shared_lock<std::shared_mutex>, class Fn>
   bool with_block(std::uint64_t address, Fn&& fn) {
-    const std::uint64_t page = address / kPageBytes;
-    if (visit_page(page, (address % kPageBytes) / kDeviceAlignment, address, fn)) return true;
-    // A small block may begin on the page before.
-    if (page > 0 && visit_page(page - 1, kSlotsPerPage - 1, address, fn)) return true;
+    if (address < PageTree::kAddressLimit) {
+      const std::uint64_t number = address / kPageBytes;
+      if (visit_page(number, slot_of(address), address, fn)) return true;
+      // A small block may begin on the page before.
+      if (number > 0 && visit_page(number - 1, kSlotsPerPage - 1, address, fn)) return true;
+    }
     if (num_large.load(std::memory_order_acquire) == 0) return false;
     LargeLock lock(large_mutex);
     auto after = large.upper_bound(address);
@@ -150,17 +218,33 @@ struct AllocLedger::Impl {
   }
 
   template <class Fn>
-  bool visit_page(std::uint64_t page, std::size_t slot, std::uint64_t address, Fn& fn) {
-    Shard& shard = shard_of(page);
-    std::lock_guard lock(shard.mutex);
-    const auto it = shard.pages.find(page);
-    if (it == shard.pages.end()) return false;
-    const int found = it->second->at_or_below(slot);
+  bool visit_page(std::uint64_t number, std::size_t slot, std::uint64_t address, Fn& fn) {
+    Page* page = pages.find(number);
+    if (page == nullptr) return false;
+    std::lock_guard lock(page->mutex);
+    const int found = page->at_or_below(slot);
     if (found < 0) return false;
-    Allocation& block = it->second->blocks[static_cast<std::size_t>(found)];
+    Allocation& block = page->blocks[static_cast<std::size_t>(found)];
     if (!contains(block, address)) return false;
     fn(block);
     return true;
+  }
+
+  /// Bytes from `address` to the end of the small block it lies in, without a lock; 0 when it lies in none.
+  std::uint64_t bytes_left_in_page_index(std::uint64_t address) const {
+    const auto left = [&](std::uint64_t number, std::size_t slot) -> std::uint64_t {
+      const Page* page = pages.find(number);
+      if (page == nullptr) return 0;
+      const int found = page->at_or_below(slot);
+      if (found < 0) return 0;
+      const auto index = static_cast<std::size_t>(found);
+      const std::uint64_t end = number * kPageBytes + index * kDeviceAlignment + page->bytes[index].load(std::memory_order_relaxed);
+      return end > address ? end - address : 0;
+    };
+    if (address >= PageTree::kAddressLimit) return 0;
+    const std::uint64_t number = address / kPageBytes;
+    if (const std::uint64_t bytes = left(number, slot_of(address))) return bytes;
+    return number == 0 ? 0 : left(number - 1, kSlotsPerPage - 1);
   }
 
   void count(MemoryKind kind, std::int64_t bytes, std::int64_t blocks) {
@@ -193,14 +277,9 @@ std::uint64_t AllocLedger::add(DevicePtr base, std::uint64_t bytes, MemoryKind k
   Impl& d = *impl_;
   Allocation block{base, bytes, kind, 0, d.new_generation(), site, OwnerScope::current()};
   if (fits_page_index(base, bytes)) {
-    const std::uint64_t page = base.address / kPageBytes;
-    const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;
-    Shard& shard = d.shard_of(page);
-    std::lock_guard lock(shard.mutex);
-    std::unique_ptr<Page>& entry = shard.pages[page];
-    if (!entry) entry = shard.spare ? std::move(shard.spare) : std::make_unique<Page>();
-    entry->blocks[slot] = block;
-    entry->set(slot);
+    Page& page = d.pages.get(base.address / kPageBytes);
+    std::lock_guard lock(page.mutex);
+    page.put(slot_of(base.address), block);
   } else {
     std::unique_lock lock(d.large_mutex);
     d.large.insert_or_assign(base.address, block);
@@ -218,24 +297,14 @@ AllocLedger::TakeResult AllocLedger::take(DevicePtr base, std::uint32_t kinds, b
     return Take::taken;
   };
   TakeResult result{Take::not_a_base, {}};
-  if (base.address % kDeviceAlignment == 0) {
-    const std::uint64_t page = base.address / kPageBytes;
-    const std::size_t slot = (base.address % kPageBytes) / kDeviceAlignment;
-    Shard& shard = d.shard_of(page);
-    std::lock_guard lock(shard.mutex);
-    const auto it = shard.pages.find(page);
-    if (it != shard.pages.end() && it->second->has(slot)) {
-      result.block = it->second->blocks[slot];
+  Page* page = has_slot(base) ? d.pages.find(base.address / kPageBytes) : nullptr;
+  if (page != nullptr) {
+    const std::size_t slot = slot_of(base.address);
+    std::lock_guard lock(page->mutex);
+    if (page->has(slot)) {
+      result.block = page->blocks[slot];
       result.status = judge(result.block);
-      if (result.status == Take::taken) {
-        it->second->clear(slot);
-        if (it->second->count == 0 && !shard.spare) {
-          shard.spare = std::move(it->second);
-          shard.pages.erase(it);
-        } else if (it->second->count == 0) {
-          shard.pages.erase(it);
-        }
-      }
+      if (result.status == Take::taken) page->clear(slot);
     }
   }
   if (result.status == Take::not_a_base && d.num_large.load(std::memory_order_acquire) > 0) {
@@ -253,6 +322,7 @@ AllocLedger::TakeResult AllocLedger::take(DevicePtr base, std::uint32_t kinds, b
 }
 
 AllocLedger::Range AllocLedger::check(DevicePtr ptr, std::uint64_t bytes) const {
+  if (const std::uint64_t left = impl_->bytes_left_in_page_index(ptr.address)) return bytes <= left ? Range::inside : Range::leaves;
   Range range = Range::unknown;
   impl_->with_block(ptr.address, [&](const Allocation& block) {
     range = bytes <= block.bytes - (ptr.address - block.base.address) ? Range::inside : Range::leaves;
@@ -315,14 +385,12 @@ std::uint64_t AllocLedger::peak_bytes() const {
 std::vector<Allocation> AllocLedger::snapshot() const {
   const Impl& d = *impl_;
   std::vector<Allocation> blocks;
-  for (const Shard& shard : d.shards) {
-    std::lock_guard lock(shard.mutex);
-    for (const auto& [number, page] : shard.pages) {
-      for (std::size_t slot = 0; slot < kSlotsPerPage; ++slot) {
-        if (page->has(slot)) blocks.push_back(page->blocks[slot]);
-      }
+  d.pages.for_each([&](const Page& page) {
+    std::lock_guard lock(page.mutex);
+    for (std::size_t slot = 0; slot < kSlotsPerPage; ++slot) {
+      if (page.has(slot)) blocks.push_back(page.blocks[slot]);
     }
-  }
+  });
   {
     std::shared_lock lock(d.large_mutex);
     for (const auto& [base, block] : d.large) blocks.push_back(block);

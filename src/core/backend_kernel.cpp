@@ -179,25 +179,15 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     return f.lost(site);
   if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
     return f.unsupported(Op::launch, site);
-  OpRecord op{.op = Op::launch,
-              .num_args = static_cast<std::uint32_t>(args.size()),
-              .stream = stream,
-              .kernel = kernel,
-              .grid = grid,
-              .block = block,
-              .shared_bytes = shared_bytes,
-              .site = site};
-  return f.run_always(op, [&]() -> Result<> {
+  const auto launch = [&]() -> Result<> {
     KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
-    StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
+    StreamRecord* s = METRALE_TRY(f.stream_for_work(Op::launch, stream, site));
     METRALE_TRY(check_geometry(*k, grid, block, site));
     METRALE_TRY(check_args(*k, args, site));
     if (attributes.any()) [[unlikely]]
       METRALE_TRY(check_attributes(f, *k, attributes, site));
-    if (f.observed.load(std::memory_order_relaxed)) [[unlikely]]
-      note_args(op, args);
-    const LaunchDesc launch{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
-    Result<> launched = do_launch(launch);
+    const LaunchDesc desc{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
+    Result<> launched = do_launch(desc);
     const bool capturing = s->capture.load(std::memory_order_acquire) != 0;
     if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
       launched = do_synchronize(s->native);
@@ -212,7 +202,21 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
       }
     }
     return {};
-  });
+  };
+  Result<> launched = launch();
+  if (launched && !f.observed.load(std::memory_order_relaxed)) [[likely]]
+    return launched;
+  // Only observers and failures need the record.
+  OpRecord op{.op = Op::launch,
+              .num_args = static_cast<std::uint32_t>(args.size()),
+              .stream = stream,
+              .kernel = kernel,
+              .grid = grid,
+              .block = block,
+              .shared_bytes = shared_bytes,
+              .site = site};
+  note_args(op, args);
+  return f.run_always(op, [&] { return std::move(launched); });
 }
 
 Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <random>
 #include <thread>
@@ -180,6 +181,25 @@ TEST(AllocLedger, ThreadsBalance) {
   EXPECT_EQ(ledger.live_alloc_count(), 0u);
   EXPECT_GE(ledger.peak_bytes(), 2 * kPage);
   EXPECT_LE(ledger.peak_bytes(), 4 * 2 * kPage + (1u << 20));
+}
+
+TEST(AllocLedger, ChecksGoOnWhileBlocksComeAndGo) {
+  AllocLedger ledger;
+  add(ledger, 0x10000, 256);
+  std::atomic<bool> stop{false};
+  std::thread churn([&] {
+    for (std::uint64_t bytes = 1; !stop; bytes = bytes % 256 + 1) {
+      add(ledger, 0x10100, bytes);
+      ledger.take({0x10100}, kAnyKind);
+    }
+  });
+  for (int i = 0; i < 20'000; ++i) {
+    ASSERT_EQ(ledger.check({0x100ff}, 1), AllocLedger::Range::inside);
+    ASSERT_NE(ledger.check({0x10100}, 1), AllocLedger::Range::leaves);
+    ASSERT_NE(ledger.check({0x10100}, 257), AllocLedger::Range::inside);
+  }
+  stop = true;
+  churn.join();
 }
 
 TEST(AllocReport, ListsSitesLargestFirstAndFoldsTheRest) {
