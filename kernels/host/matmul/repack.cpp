@@ -50,14 +50,44 @@ std::size_t run_offset(DType type, const Layout& layout, std::uint32_t b, std::u
   return std::size_t{b} * layout.bytes * kGroupRows + layout.runs[i].out_at;
 }
 
-/// Calls move(group offset, row's offset in its block, bytes) for every piece of one row's block.
-template <class Move>
-void each_piece(DType type, const Layout& layout, std::uint32_t b, std::uint32_t blocks, std::uint32_t row, Move move) noexcept {
+/// Copies `count` pieces between a row, where they follow each other, and a group, where those of 16 rows alternate.
+template <std::size_t piece>
+void spread(const std::byte* row, std::byte* group, std::uint32_t count) noexcept {
+  for (std::uint32_t p = 0; p < count; ++p) std::memcpy(group + p * piece * kGroupRows, row + p * piece, piece);
+}
+template <std::size_t piece>
+void collect(const std::byte* group, std::byte* row, std::uint32_t count) noexcept {
+  for (std::uint32_t p = 0; p < count; ++p) std::memcpy(row + p * piece, group + p * piece * kGroupRows, piece);
+}
+
+/// Block b of row `row`, as the file has it, into its group.
+void pack_block(DType type, const Layout& layout, std::uint32_t b, std::uint32_t blocks, std::uint32_t row, const std::byte* block,
+                std::byte* group) noexcept {
   for (std::uint32_t i = 0; i < layout.num_runs; ++i) {
     const Run& run = layout.runs[i];
-    const std::size_t at = run_offset(type, layout, b, blocks, i);
-    for (std::uint32_t p = 0; p < run.bytes / run.piece; ++p)
-      move(at + (std::size_t{p} * kGroupRows + row) * run.piece, run.row_at + p * run.piece, run.piece);
+    std::byte* to = group + run_offset(type, layout, b, blocks, i) + std::size_t{row} * run.piece;
+    const std::uint32_t count = run.bytes / run.piece;
+    if (run.piece == 4)
+      spread<4>(block + run.row_at, to, count);
+    else if (run.piece == 2)
+      spread<2>(block + run.row_at, to, count);
+    else
+      spread<1>(block + run.row_at, to, count);
+  }
+}
+/// And back.
+void unpack_block(DType type, const Layout& layout, std::uint32_t b, std::uint32_t blocks, std::uint32_t row,
+                  const std::byte* group, std::byte* block) noexcept {
+  for (std::uint32_t i = 0; i < layout.num_runs; ++i) {
+    const Run& run = layout.runs[i];
+    const std::byte* from = group + run_offset(type, layout, b, blocks, i) + std::size_t{row} * run.piece;
+    const std::uint32_t count = run.bytes / run.piece;
+    if (run.piece == 4)
+      collect<4>(from, block + run.row_at, count);
+    else if (run.piece == 2)
+      collect<2>(from, block + run.row_at, count);
+    else
+      collect<1>(from, block + run.row_at, count);
   }
 }
 
@@ -140,11 +170,14 @@ void pack_group(DType type, const std::byte* w, std::uint32_t first, std::uint32
   for (std::uint32_t r = 0; r < rows; ++r) {
     const std::byte* row = w + (first + r) * bytes;
     for (std::uint32_t b = 0; b < blocks; ++b, row += layout.bytes) {
-      const std::size_t left = bytes - std::size_t{b} * layout.bytes;  // dense rows may end inside a block
-      each_piece(type, layout, b, blocks, r, [&](std::size_t to, std::uint32_t from, std::uint32_t piece) {
-        if (from >= left) return;
-        std::memcpy(out + to, row + from, left - from < piece ? left - from : piece);
-      });
+      const std::size_t left = bytes - std::size_t{b} * layout.bytes;
+      if (left < layout.bytes) {  // dense rows may end inside a block
+        std::byte last[128] = {};
+        std::memcpy(last, row, left);
+        pack_block(type, layout, b, blocks, r, last, out);
+      } else {
+        pack_block(type, layout, b, blocks, r, row, out);
+      }
     }
   }
   if (type == DType::q8_0) {
@@ -162,8 +195,7 @@ void unpack_row(DType type, const std::byte* group, std::uint32_t row, std::uint
       decode_block(type, group + row_bytes(type, k) * row + std::size_t{b} * layout.bytes, elements, out);
       continue;
     }
-    each_piece(type, layout, b, blocks, row,
-               [&](std::size_t from, std::uint32_t to, std::uint32_t piece) { std::memcpy(block + to, group + from, piece); });
+    unpack_block(type, layout, b, blocks, row, group, block);
     if (type == DType::q8_0) flip_signs(block + 2, 32);
     decode_block(type, block, elements, out);
   }

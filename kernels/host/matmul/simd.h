@@ -34,7 +34,8 @@ template <class V>
 METRALE_INLINE void store(void* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
-METRALE_INLINE V16f splat(float x) { return V16f{} + x; }
+// Minus zero, since adding it would be work: -0 + 0 is +0.
+METRALE_INLINE V16f splat(float x) { return x - V16f{}; }
 METRALE_INLINE V16i splat(std::int32_t x) { return V16i{} + x; }
 METRALE_INLINE V16f to_float(V16i v) { return __builtin_convertvector(v, V16f); }
 METRALE_INLINE V16f bits_to_float(V16i v) { return reinterpret_cast<V16f>(v); }
