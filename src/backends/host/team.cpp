@@ -80,7 +80,7 @@ void Team::close() {
   epoch_.fetch_add(1, std::memory_order_seq_cst);  // even: closed
   for (int spins = 0; inside_.load(std::memory_order_seq_cst) != 0; ++spins) {
     // A helper that lost its core in the middle of a block needs ours more than we do.
-    spins < 2000 ? pause_cpu() : std::this_thread::yield();
+    spins < 300 ? pause_cpu() : std::this_thread::yield();
   }
 }
 

@@ -11,6 +11,9 @@
 namespace metrale::test {
 namespace {
 
+// Tests run in the top folder of the project.
+constexpr const char* kGuide = "docs/adding-a-backend.md";
+
 std::string read_file(const std::string& path) {
   std::ifstream file(path);
   EXPECT_TRUE(file.is_open()) << path;
@@ -39,8 +42,7 @@ TEST(Skeleton, CompilesStartsAndAnswersUnsupportedWithItsReason) {
 }
 
 TEST(Skeleton, TheGuideShowsWhatTheFileSays) {
-  const std::string root = METRALE_SOURCE_DIR;
-  const std::string guide = read_file(root + "/docs/adding-a-backend.md");
+  const std::string guide = read_file(kGuide);
   const std::string fence = "```cpp file=";
   std::size_t num_blocks = 0;
   for (std::size_t at = guide.find(fence); at != std::string::npos; at = guide.find(fence, at)) {
@@ -49,7 +51,7 @@ TEST(Skeleton, TheGuideShowsWhatTheFileSays) {
     const std::size_t end = guide.find("```", begin);
     ASSERT_NE(end, std::string::npos);
     const std::string path = guide.substr(at, begin - 1 - at);
-    EXPECT_NE(read_file(root + "/" + path).find(guide.substr(begin, end - begin)), std::string::npos)
+    EXPECT_NE(read_file(path).find(guide.substr(begin, end - begin)), std::string::npos)
         << "docs/adding-a-backend.md shows code that is not in " << path << ":\n"
         << guide.substr(begin, end - begin);
     ++num_blocks;
@@ -58,7 +60,7 @@ TEST(Skeleton, TheGuideShowsWhatTheFileSays) {
 }
 
 TEST(Skeleton, TheGuideNamesEveryCapabilityThatHasHooks) {
-  const std::string guide = read_file(std::string(METRALE_SOURCE_DIR) + "/docs/adding-a-backend.md");
+  const std::string guide = read_file(kGuide);
   for (std::size_t i = 0; i < kNumCapabilities; ++i) {
     const auto capability = static_cast<Capability>(i);
     // Arguments of other hooks, or a property of the whole.
