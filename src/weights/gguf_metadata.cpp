@@ -23,9 +23,9 @@ template <class E>
 struct IsVector<std::vector<E>> : std::true_type {};
 
 template <class T>
-constexpr bool is_integer = std::is_integral_v<T> && !std::is_same_v<T, bool>;
+concept Integer = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 template <class T>
-constexpr bool is_number = is_integer<T> || std::is_floating_point_v<T>;
+concept Number = Integer<T> || std::is_floating_point_v<T>;
 
 template <class T>
 constexpr std::string_view wanted_name() {
@@ -66,13 +66,13 @@ Result<T> GgufMetadata::get(std::string_view key) const {
       [&]<class V>(const V& held) -> Result<T> {
         if constexpr (std::is_same_v<T, V>) {
           return held;
-        } else if constexpr (is_integer<T> && is_integer<V>) {
+        } else if constexpr (Integer<T> && Integer<V>) {
           if (!std::in_range<T>(held)) {
             return Error(Errc::bad_format, fmt::format("{}: metadata {} is {}, which does not fit {} bits", label_,
                                                        weights::quote(key), held, std::numeric_limits<T>::digits));
           }
           return static_cast<T>(held);
-        } else if constexpr (std::is_floating_point_v<T> && is_number<V>) {
+        } else if constexpr (std::is_floating_point_v<T> && Number<V>) {
           return static_cast<T>(held);
         } else {
           return mismatch(label_, key, *value, wanted_name<T>());
@@ -102,7 +102,7 @@ Result<std::vector<std::int64_t>> GgufMetadata::ints(std::string_view key) const
   return std::visit(
       [&]<class V>(const V& held) -> Result<std::vector<std::int64_t>> {
         if constexpr (IsVector<V>::value) {
-          if constexpr (is_integer<typename V::value_type>) {
+          if constexpr (Integer<typename V::value_type>) {
             std::vector<std::int64_t> out;
             out.reserve(held.size());
             for (const auto element : held) {
@@ -125,7 +125,7 @@ Result<std::vector<float>> GgufMetadata::floats(std::string_view key) const {
   return std::visit(
       [&]<class V>(const V& held) -> Result<std::vector<float>> {
         if constexpr (IsVector<V>::value) {
-          if constexpr (is_number<typename V::value_type>) return std::vector<float>(held.begin(), held.end());
+          if constexpr (Number<typename V::value_type>) return std::vector<float>(held.begin(), held.end());
         }
         return mismatch(label_, key, *value, "an array of numbers");
       },
