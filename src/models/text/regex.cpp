@@ -22,10 +22,11 @@ constexpr std::uint32_t kHeapLimitKib = 64U << 10;
 // one: that needs more, in proportion to the run. Patterns that explode need far more for every place, which credit does not cover.
 constexpr std::uint32_t kFreeSteps = 256;
 constexpr std::uint32_t kStepsFactor = 4;
-constexpr std::size_t kBaseCredit = 4U << 20;
+constexpr std::size_t kBaseCredit = 32U << 20;
 constexpr std::size_t kCreditPerByte = 32;
-// Places that are tried in one call. They double while nothing is found.
+// Places that are tried in one call. They double while nothing is found; after a place that took many steps the next may too.
 constexpr std::size_t kWindow = 64;
+constexpr std::size_t kWindowAfterSteps = 8;
 constexpr std::size_t kMaxWindow = 1U << 20;
 
 std::string pcre2_text(int code) {
@@ -163,10 +164,10 @@ Result<std::optional<Regex::Match>> Regex::find(std::string_view text, std::size
     if (count == PCRE2_ERROR_NOMATCH) {
       from += window;
       while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
-      window = steps == kFreeSteps ? std::min(window * 2, kMaxWindow) : kWindow;
+      window = steps == kFreeSteps ? std::min(window * 2, kMaxWindow) : kWindowAfterSteps;
       steps = kFreeSteps;
     } else if (count == PCRE2_ERROR_MATCHLIMIT && window > 1) {
-      window /= 8;  // first find the place
+      window = std::max<std::size_t>(window / 8, 1);  // first find the place
     } else if (count == PCRE2_ERROR_MATCHLIMIT && parts.credit / kStepsFactor >= steps) {
       steps *= kStepsFactor;
       parts.credit -= steps;

@@ -9,7 +9,6 @@
 namespace metrale {
 namespace {
 
-using text::PreTokenizer;
 using text::Regex;
 using text::SplitBehavior;
 using text::TokenizerParts;

@@ -81,6 +81,15 @@ TEST(PreTokenizer, MatchFarBehindIsFoundAtItsPlace) {
   }
 }
 
+TEST(PreTokenizer, SearchEndsWhereverTheStepsRunOut) {
+  // The place where a search needs more steps may lie in a window of any width, since windows double on the way to it.
+  for (const std::size_t before : {0, 1, 63, 64, 65, 200, 1000, 5000, 70000}) {
+    const auto pieces = cut(R"(x|\s*[\r\n]+)", std::string(before, 'a') + std::string(3000, ' ') + "x");
+    ASSERT_TRUE(pieces);
+    EXPECT_EQ(pieces->size(), 2U) << before;
+  }
+}
+
 TEST(PreTokenizer, LongRunsAreNoExplosion) {
   const std::string blanks(1 << 20, ' ');
   const std::string letters(1 << 20, 'e');
