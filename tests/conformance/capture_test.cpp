@@ -1,35 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Capture: what is recorded, who may end it, joining, aborting. Which calls are refused meanwhile is in capture_matrix_test.cpp.
+// Capture: what is recorded, and who may begin and end it. Joining and aborting have files of their own, and so has what is refused
+// meanwhile: capture_matrix_test.cpp.
 #include <algorithm>
 #include <array>
 #include <atomic>
 
-#include "conformance/case.h"
-#include "metrale/graph.h"
+#include "conformance/capture_case.h"
 
 namespace metrale::conformance {
 namespace {
 
-class Capture : public CaseNeeding<memory, copies, streams, events, graphs> {
- protected:
-  /// Replays a graph once and waits for it.
-  void replay(GraphHandle graph, Site site = Site::current()) {
-    const StreamHandle s = stream(site);
-    must(gpu().launch_graph(graph, s), site);
-    settle(s, site);
-    must(gpu().destroy_stream(s), site);
-  }
-  /// Whether a stream takes and runs work like any other.
-  ::testing::AssertionResult runs_work(StreamHandle s, Site site = Site::current()) {
-    if (gpu().stream_is_capturing(s)) return ::testing::AssertionFailure() << "still capturing";
-    const DevicePtr ptr = block(64, site);
-    fill(ptr, 0, 64, site);
-    must(gpu().memset_async(ptr, 0x7E, 64, s), site);
-    settle(s, site);
-    return holds(ptr, 64, 0x7E, site);
-  }
-};
+class Capture : public CaptureCase {};
 
 TEST_F(Capture, RecordsWorkInsteadOfRunningIt) {
   const StreamHandle s = stream();
@@ -105,14 +87,11 @@ TEST_F(Capture, FreezesTheBytesOfCopiesToTheDevice) {
   for (const std::size_t bytes : {1, 64, 5000, 300'000}) {
     const DevicePtr ptr = block(bytes);
     const auto sent = pattern(bytes, 17);
-    GraphHandle graph;
-    {
-      auto source = sent;
-      must(gpu().begin_capture(s));
-      must(gpu().copy_h2d_async(ptr, source, s));
-      std::fill(source.begin(), source.end(), std::byte{0xDD});
-      graph = must(gpu().end_capture(s));
-    }
+    auto source = sent;
+    must(gpu().begin_capture(s));
+    must(gpu().copy_h2d_async(ptr, source, s));
+    std::fill(source.begin(), source.end(), std::byte{0xDD});
+    const GraphHandle graph = must(gpu().end_capture(s));
     for (int round = 0; round < 2; ++round) {
       fill(ptr, 0, bytes);
       replay(graph);
@@ -290,245 +269,6 @@ TEST_F(Capture, ThreadsCaptureAtTheSameTime) {
       must(gpu().destroy_graph(graph));
     }
   });
-}
-
-// ---- joining ----
-
-TEST_F(Capture, EventWaitsJoinFurtherStreams) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  const EventHandle join = event();
-  const DevicePtr ptr = block(3 * 64);
-  fill(ptr, 0, 3 * 64);
-  must(gpu().begin_capture(a));
-  must(gpu().memset_async(ptr, 0x01, 64, a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  EXPECT_TRUE(gpu().stream_is_capturing(b));
-  must(gpu().copy_d2d_async(ptr.offset(64), ptr, 64, b));
-  must(gpu().memset_async(ptr.offset(64), 0x02, 32, b));
-  must(gpu().record_event(join, b));
-  must(gpu().stream_wait_event(a, join));
-  must(gpu().copy_d2d_async(ptr.offset(128), ptr.offset(64), 64, a));
-  const GraphHandle graph = must(gpu().end_capture(a));
-  EXPECT_FALSE(gpu().stream_is_capturing(b));
-  EXPECT_TRUE(holds(ptr, 3 * 64, 0)) << "recorded work ran";
-  for (int round = 0; round < 3; ++round) {
-    fill(ptr, 0, 3 * 64);
-    replay(graph);
-    EXPECT_TRUE(holds(ptr, 64, 0x01));
-    EXPECT_TRUE(holds(ptr.offset(64), 32, 0x02));
-    EXPECT_TRUE(holds(ptr.offset(96), 32, 0x01));
-    EXPECT_TRUE(holds(ptr.offset(128), 32, 0x02));
-    EXPECT_TRUE(holds(ptr.offset(160), 32, 0x01));
-  }
-  EXPECT_TRUE(runs_work(a));
-  EXPECT_TRUE(runs_work(b));
-}
-
-TEST_F(Capture, EndWithUnjoinedStreamsIsRefusedAndDiscards) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  const DevicePtr ptr = block(64);
-  fill(ptr, 0, 64);
-  must(gpu().begin_capture(a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  must(gpu().memset_async(ptr, 0x02, 64, b));
-  EXPECT_TRUE(refused(gpu().end_capture(a), Errc::invalid_argument));
-  EXPECT_EQ(gpu().live_graph_count(), 0u);
-  EXPECT_TRUE(runs_work(a));
-  EXPECT_TRUE(runs_work(b));
-  EXPECT_TRUE(holds(ptr, 64, 0)) << "discarded work ran";
-  EXPECT_TRUE(ok(gpu().free(ptr))) << "a discarded capture names memory";
-}
-
-TEST_F(Capture, AnUnjoinedStreamWithoutWorkIsRefusedToo) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  must(gpu().begin_capture(a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  EXPECT_TRUE(refused(gpu().end_capture(a), Errc::invalid_argument));
-  EXPECT_TRUE(runs_work(b));
-}
-
-TEST_F(Capture, JoiningBackTooEarlyIsRefused) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  const EventHandle join = event();
-  const DevicePtr ptr = block(64);
-  must(gpu().begin_capture(a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  must(gpu().record_event(join, b));
-  must(gpu().stream_wait_event(a, join));
-  must(gpu().memset_async(ptr, 0x02, 64, b));  // nobody waits for this
-  EXPECT_TRUE(refused(gpu().end_capture(a), Errc::invalid_argument));
-}
-
-TEST_F(Capture, JoinedStreamCannotEndIt) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  const EventHandle join = event();
-  must(gpu().begin_capture(a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  EXPECT_TRUE(refused(gpu().end_capture(b), Errc::invalid_argument));
-  must(gpu().record_event(join, b));
-  must(gpu().stream_wait_event(a, join));
-  EXPECT_TRUE(ok(gpu().end_capture(a)));
-}
-
-TEST_F(Capture, WaitingInsideForAnEventRecordedOutsideIsRefused) {
-  const StreamHandle s = stream();
-  const StreamHandle outside = stream();
-  const EventHandle e = event();
-  const DevicePtr ptr = block(64);
-  must(gpu().record_event(e, outside));
-  must(gpu().begin_capture(s));
-  EXPECT_TRUE(refused(gpu().stream_wait_event(s, e), Errc::capture_unsafe));
-  on_thread([&] { EXPECT_TRUE(refused(gpu().stream_wait_event(s, e), Errc::capture_unsafe)); });
-  must(gpu().memset_async(ptr, 0x01, 64, s));
-  const GraphHandle graph = must(gpu().end_capture(s));
-  replay(graph);
-  EXPECT_TRUE(holds(ptr, 64, 0x01)) << "the capture did not survive";
-}
-
-TEST_F(Capture, WaitingInsideForANeverRecordedEventDoesNothing) {
-  const StreamHandle s = stream();
-  const EventHandle e = event();
-  must(gpu().begin_capture(s));
-  EXPECT_TRUE(ok(gpu().stream_wait_event(s, e)));
-  EXPECT_TRUE(ok(gpu().end_capture(s)));
-}
-
-TEST_F(Capture, DefaultStreamCannotJoin) {
-  const StreamHandle s = stream();
-  const EventHandle e = event();
-  must(gpu().begin_capture(s));
-  must(gpu().record_event(e, s));
-  EXPECT_FALSE(gpu().stream_wait_event(gpu().default_stream(), e).has_value());
-  EXPECT_FALSE(gpu().stream_is_capturing(gpu().default_stream()));
-  EXPECT_TRUE(ok(gpu().end_capture(s)));
-}
-
-TEST_F(Capture, EventsOfAnEndedCaptureMarkNothing) {
-  const StreamHandle s = stream();
-  const EventHandle e = event();
-  must(gpu().begin_capture(s));
-  must(gpu().record_event(e, s));
-  must(gpu().end_capture(s));
-  EXPECT_TRUE(must(gpu().event_query(e)));
-  EXPECT_TRUE(ok(gpu().event_synchronize(e)));
-  EXPECT_TRUE(ok(gpu().stream_wait_event(s, e)));
-  EXPECT_TRUE(runs_work(s));
-  EXPECT_TRUE(ok(gpu().destroy_event(e)));
-}
-
-// ---- aborting ----
-
-TEST_F(Capture, AbortDiscardsAndTheStreamRunsWorkAgain) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  fill(ptr, 0, 64);
-  must(gpu().begin_capture(s));
-  must(gpu().memset_async(ptr, 0x02, 64, s));
-  must(gpu().abort_capture_if_active(s));
-  EXPECT_TRUE(runs_work(s));
-  EXPECT_TRUE(holds(ptr, 64, 0)) << "discarded work ran";
-  EXPECT_EQ(gpu().live_graph_count(), 0u);
-  EXPECT_TRUE(refused(gpu().end_capture(s), Errc::invalid_argument));
-  EXPECT_TRUE(ok(gpu().free(ptr))) << "a discarded capture names memory";
-}
-
-TEST_F(Capture, AbortOutsideACaptureDoesNothing) {
-  const StreamHandle s = stream();
-  EXPECT_TRUE(ok(gpu().abort_capture_if_active(s)));
-  EXPECT_TRUE(ok(gpu().abort_capture_if_active(gpu().default_stream())));
-  EXPECT_TRUE(runs_work(s));
-}
-
-TEST_F(Capture, AbortOnAJoinedStreamEndsItAll) {
-  const StreamHandle a = stream();
-  const StreamHandle b = stream();
-  const EventHandle fork = event();
-  must(gpu().begin_capture(a));
-  must(gpu().record_event(fork, a));
-  must(gpu().stream_wait_event(b, fork));
-  must(gpu().abort_capture_if_active(b));
-  EXPECT_TRUE(runs_work(a));
-  EXPECT_TRUE(runs_work(b));
-}
-
-TEST_F(Capture, AbortFromAnotherThreadMarksItAndTheOwnersEndFails) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  must(gpu().begin_capture(s));
-  must(gpu().memset_async(ptr, 0x02, 64, s));
-  on_thread([&] { must(gpu().abort_capture_if_active(s)); });
-  EXPECT_TRUE(refused(gpu().end_capture(s), Errc::capture_unsafe));
-  EXPECT_EQ(gpu().live_graph_count(), 0u);
-  EXPECT_TRUE(runs_work(s));
-  EXPECT_TRUE(ok(gpu().free(ptr)));
-}
-
-TEST_F(Capture, AbortFromAnotherThreadIsEndedByTheOwnersNextCall) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  fill(ptr, 0, 64);
-  must(gpu().begin_capture(s));
-  on_thread([&] { must(gpu().abort_capture_if_active(s)); });
-  EXPECT_TRUE(refused(gpu().memset_async(ptr, 0x02, 64, s), Errc::capture_unsafe));
-  EXPECT_TRUE(runs_work(s)) << "the owner's call did not end the capture";
-  EXPECT_TRUE(holds(ptr, 64, 0));
-  EXPECT_TRUE(ok(gpu().alloc(64)));
-}
-
-TEST_F(Capture, AbortFromAnotherThreadLetsTheOwnerBeginAgain) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  must(gpu().begin_capture(s));
-  on_thread([&] { must(gpu().abort_capture_if_active(s)); });
-  must(gpu().begin_capture(s));
-  must(gpu().memset_async(ptr, 0x02, 64, s));
-  const GraphHandle graph = must(gpu().end_capture(s));
-  replay(graph);
-  EXPECT_TRUE(holds(ptr, 64, 0x02));
-}
-
-TEST_F(Capture, ScopeAbortsWhenAnErrorUnwinds) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  const auto leaves = [&]() -> Result<Graph> {
-    CaptureScope scope = METRALE_TRY(CaptureScope::begin(gpu(), s));
-    METRALE_TRY(gpu().memset_async(ptr, 1, 64, s));
-    METRALE_TRY(gpu().memset_async(ptr, 1, 65, s));  // leaves its block
-    return scope.end();
-  };
-  EXPECT_TRUE(refused(leaves(), Errc::out_of_range));
-  EXPECT_TRUE(runs_work(s));
-  EXPECT_TRUE(ok(gpu().free(ptr)));
-}
-
-TEST_F(Capture, ScopeMakesAGraphThatOwnsItself) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  {
-    CaptureScope scope = must(CaptureScope::begin(gpu(), s));
-    must(gpu().memset_async(ptr, 0x05, 64, s));
-    const Graph graph = must(scope.end());
-    EXPECT_EQ(gpu().live_graph_count(), 1u);
-    must(graph.launch(s));
-    settle(s);
-  }
-  EXPECT_TRUE(holds(ptr, 64, 0x05));
-  EXPECT_EQ(gpu().live_graph_count(), 0u);
 }
 
 TEST_F(Capture, DebugSyncSkipsCapturingStreams) {

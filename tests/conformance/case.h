@@ -165,6 +165,9 @@ class Case : public ::testing::Test {
   /// Waits for a stream, at most `kPatience`.
   void settle(StreamHandle s, Site site = Site::current()) { must(gpu().synchronize_for(s, kPatience), site); }
 
+  /// Whether a stream with work behind a shut gate is held; what runs ahead of its stream has time to show.
+  ::testing::AssertionResult is_held(StreamHandle s) { return refused(gpu().synchronize_for(s, kGrace), Errc::timeout); }
+
   /// Writes to the device and returns when it is there.
   template <class T>
   void write(DevicePtr ptr, const std::vector<T>& values, Site site = Site::current()) {

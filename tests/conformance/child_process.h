@@ -11,8 +11,8 @@
 namespace metrale::conformance {
 
 struct ChildResult {
-  bool passed = false;   ///< It exited with 0.
-  std::string output;    ///< Standard output and error together, and why it ended if not by itself.
+  bool passed = false;  ///< It exited with 0.
+  std::string output;   ///< Standard output and error together, and why it ended if not by itself.
 };
 
 /// Runs `words` with `variables` ("NAME=value") before the environment; ends it by a signal after `limit`.

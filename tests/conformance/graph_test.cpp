@@ -52,6 +52,7 @@ TEST_F(Graphs, ReplayInStreamOrder) {
         gpu().launch_graph(graph, s));  // running or waiting in the caller would last until the gate gives up, which fails the case
     must(gpu().copy_d2d_async(kept, ptr, 64, s));
     must(gpu().memset_async(ptr, 0x03, 64, s));
+    EXPECT_TRUE(is_held(s));
     EXPECT_TRUE(holds(ptr, 64, 0x01)) << "ran ahead of its stream";
   }
   settle(s);

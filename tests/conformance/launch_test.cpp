@@ -144,6 +144,7 @@ TEST_F(Launch, IsOrderedOnItsStream) {
     Gate gate(gpu(), s);
     append(log, 1, s);  // running in the caller, or waiting, would last until the gate gives up, which fails the case
     append(log, 2, s);
+    EXPECT_TRUE(is_held(s));
     EXPECT_TRUE(read_log(log, 4).empty()) << "ran ahead of its stream";
   }
   settle(s);

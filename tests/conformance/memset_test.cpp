@@ -68,6 +68,7 @@ TEST_F(Memset, AsyncIsOrderedOnItsStream) {
   {
     Gate gate(gpu(), s);
     must(gpu().memset_async(ptr, 0x02, 4096, s));
+    EXPECT_TRUE(is_held(s));
     EXPECT_TRUE(holds(ptr, 4096, 0x01)) << "ran ahead of its stream";
     must(gpu().memset_async(ptr.offset(1), 0x03, 4095, s));
   }

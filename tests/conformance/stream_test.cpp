@@ -315,6 +315,7 @@ TEST_F(Streams, WrappedStreamsAreTheSameStream) {
     Gate gate(gpu(), theirs);
     must(gpu().memset_async(ptr, 0x02, 4096, wrapped));
     EXPECT_FALSE(must(gpu().query(wrapped)));
+    EXPECT_TRUE(is_held(theirs));
     EXPECT_TRUE(holds(ptr, 4096, 0x01)) << "the wrapped stream ran ahead of the stream it wraps";
   }
   settle(wrapped);

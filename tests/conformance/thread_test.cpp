@@ -13,8 +13,8 @@ namespace {
 class Threads : public CaseNeeding<memory, copies, streams> {};
 
 TEST_F(Threads, NeedNoBinding) {
-  const DevicePtr ptr = block(256);
   on_thread([&] {
+    const DevicePtr ptr = block(256);
     fill(ptr, 0x01, 256);
     const StreamHandle s = stream();
     must(gpu().memset_async(ptr, 0x02, 256, s));

@@ -282,18 +282,20 @@ std::vector<Mutant> graph_mutants() {
       host_mutant<LaunchGraphWaits>("launch_graph_waits", "Graphs.ReplayInStreamOrder"),
       host_mutant<CapturedHostFunctionsRunOnce>("captured_host_functions_run_once", "Capture.ReplaysEveryKindOfWorkInOrder"),
       host_mutant<GraphsNeverLetGo>("graphs_never_let_go", "Graphs.LetGoOfTheirHostFunctions"),
-      host_mutant<UnjoinedStreamsAreAccepted>("unjoined_streams_are_accepted", "Capture.EndWithUnjoinedStreamsIsRefusedAndDiscards"),
-      host_mutant<WorkOfJoinedStreamsIsLost>("work_of_joined_streams_is_lost", "Capture.EventWaitsJoinFurtherStreams"),
-      host_mutant<JoinedStreamsRunTheirWork>("joined_streams_run_their_work", "Capture.EventWaitsJoinFurtherStreams"),
+      host_mutant<UnjoinedStreamsAreAccepted>("unjoined_streams_are_accepted",
+                                              "CaptureJoin.EndWithUnjoinedStreamsIsRefusedAndDiscards"),
+      host_mutant<WorkOfJoinedStreamsIsLost>("work_of_joined_streams_is_lost", "CaptureJoin.EventWaitsJoinFurtherStreams"),
+      host_mutant<JoinedStreamsRunTheirWork>("joined_streams_run_their_work", "CaptureJoin.EventWaitsJoinFurtherStreams"),
       host_mutant<AbortLeavesTheStreamRecording>("abort_leaves_the_stream_recording",
-                                                 "Capture.AbortDiscardsAndTheStreamRunsWorkAgain"),
-      host_mutant<AbortRunsWhatWasRecorded>("abort_runs_what_was_recorded", "Capture.AbortDiscardsAndTheStreamRunsWorkAgain"),
+                                                 "CaptureAbort.AbortDiscardsAndTheStreamRunsWorkAgain"),
+      host_mutant<AbortRunsWhatWasRecorded>("abort_runs_what_was_recorded", "CaptureAbort.AbortDiscardsAndTheStreamRunsWorkAgain"),
       host_mutant<CaptureDiesWhenOthersAllocate>("capture_dies_when_others_allocate", "Capture.OtherThreadsGoOn"),
       host_mutant<CaptureDiesWhenAnEventIsMade>(
           "capture_dies_when_an_event_is_made",
           "Guard/CaptureMatrix.AnswersAsPromisedAndTheCaptureSurvives/CreateEventOnTheHoldersThreadOnTheCapturedStream"),
       host_mutant<EveryStreamSaysItIsCapturing>("every_stream_says_it_is_capturing", "Capture.TellsWhetherAStreamIsCapturing"),
-      host_mutant<MarksBehindReplaysAreMissing>("marks_behind_replays_are_missing", "GraphMemory.StaysNamedUntilTheLastReplayIsDone"),
+      host_mutant<MarksBehindReplaysAreMissing>("marks_behind_replays_are_missing",
+                                                "GraphMemory.StaysNamedUntilTheLastReplayIsDone"),
   };
 }
 

@@ -152,7 +152,22 @@ constexpr auto kLastArgumentIsForgotten = [](KernelFacts& facts) { facts.param_b
 constexpr auto kTileIsHalved = [](KernelFacts& facts) { facts.n_tile = facts.n_tile.value_or(0) / 2; };
 constexpr auto kNobodyCasts = [](KernelFacts& facts) { facts.casts_a_to_e4m3 = false; };
 constexpr auto kEverybodyWaits = [](KernelFacts& facts) { facts.waits_for_dependency = true; };
-constexpr auto kAnyArgumentsGo = [](KernelFacts& facts) { facts.takes_any_arguments = true; };
+
+/// Publishes no signature, and makes the best of what it gets.
+class AnyArgumentsGo : public HostMutant {
+  using HostMutant::HostMutant;
+  Result<KernelFacts> do_kernel_facts(NativeKernel kernel) override {
+    KernelFacts facts = METRALE_TRY(HostMutant::do_kernel_facts(kernel));
+    facts.takes_any_arguments = true;
+    return facts;
+  }
+  Result<> do_launch(const LaunchDesc& launch) override {
+    const auto fits = [](const KernelArg& arg, std::uint32_t bytes) { return arg.size_bytes() == bytes; };
+    const auto want = kernel_of(launch.kernel).param_bytes;
+    if (!std::equal(launch.args.begin(), launch.args.end(), want.begin(), want.end(), fits)) return {};
+    return HostMutant::do_launch(launch);
+  }
+};
 
 /// A registry that changes what the real one says.
 class WrongRegistry : public KernelRegistry {
@@ -221,7 +236,7 @@ class PresentIsUnsupported : public HostMutant {
 
 class AbsentHasNoReason : public HostMutant {
   using HostMutant::HostMutant;
-  Capabilities do_capabilities() const override { return HostMutant::do_capabilities().lacks(cluster_launch, ""); }
+  Capabilities do_capabilities() const override { return HostMutant::do_capabilities().lacks(Capability::cluster_launch, ""); }
 };
 
 class NameIsAnothers : public HostMutant {
@@ -281,7 +296,7 @@ std::vector<Mutant> kernel_mutants() {
       host_mutant<FactsAreWrong<kTileIsHalved>>("tile_is_halved", "Kernels.PublishTheirTileWidth"),
       host_mutant<FactsAreWrong<kNobodyCasts>>("nobody_casts", "Kernels.PublishWhetherTheyCastToE4m3"),
       host_mutant<FactsAreWrong<kEverybodyWaits>>("everybody_waits", "Launch.DependentLaunchNeedsAKernelThatWaits"),
-      host_mutant<FactsAreWrong<kAnyArgumentsGo>>("any_arguments_go", "Launch.EveryLaunchIsComparedWithTheSignature"),
+      host_mutant<AnyArgumentsGo>("any_arguments_go", "Launch.EveryLaunchIsComparedWithTheSignature"),
       host_mutant<RegistryIsWrong>("registry_is_unsorted", "Kernels.RegistryListsEveryKernelSorted"),
       host_mutant<RegistryIsWrong>("symbols_are_too_large", "Kernels.DeviceSymbolsHaveAddressAndSizeAndAreKnownToCopies"),
       host_mutant<FaultsAreSwallowed>("faults_are_swallowed", "Faults.LatchWithTheFirstReasonForEveryLaterCall"),

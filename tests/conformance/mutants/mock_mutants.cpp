@@ -50,14 +50,6 @@ class EventsAreAlwaysDone : public MockBackend {
   Result<> do_stream_wait_event(NativeStream, NativeEvent) override { return {}; }
 };
 
-class AliasesAreHostAddresses : public MockBackend {
- public:
-  using MockBackend::MockBackend;
-
- protected:
-  Result<DevicePtr> do_host_alias(void* base) override { return DevicePtr{reinterpret_cast<std::uintptr_t>(base)}; }
-};
-
 class LackedCapabilitiesAreListed : public MockBackend {
  public:
   using MockBackend::MockBackend;
@@ -77,7 +69,6 @@ std::vector<Mutant> mock_mutants() {
       mock_mutant<CopiesAreCountedAndNotMade>("mock_copies_are_counted_and_not_made", "Copy.D2dAsyncIsOrderedOnItsStream"),
       mock_mutant<ArgumentsAreNotCompared>("mock_arguments_are_not_compared", "Launch.EveryLaunchIsComparedWithTheSignature"),
       mock_mutant<EventsAreAlwaysDone>("mock_events_order_nothing", "Events.WaitHoldsTheStreamNotTheHost"),
-      mock_mutant<AliasesAreHostAddresses>("mock_aliases_are_host_addresses", "Pinned.AliasReachesTheSameBytes"),
       mock_mutant<LackedCapabilitiesAreListed>("mock_lists_what_it_lacks", "Each/CapabilityRules.PresentOnesWork/managed_memory"),
   };
 }

@@ -226,7 +226,9 @@ class RecordingsGetLost : public HostMutant {
   Result<> do_event_synchronize(NativeEvent event) override {
     return lost_[event] ? Result<>() : HostMutant::do_event_synchronize(event);
   }
-  Result<bool> do_event_query(NativeEvent event) override { return lost_[event] ? Result<bool>(false) : HostMutant::do_event_query(event); }
+  Result<bool> do_event_query(NativeEvent event) override {
+    return lost_[event] ? Result<bool>(false) : HostMutant::do_event_query(event);
+  }
   int count_ = 0;
   std::map<NativeEvent, bool> lost_;
 };
@@ -297,27 +299,32 @@ std::vector<Mutant> stream_mutants() {
       host_mutant<StreamsWaitForTheDefaultStream>("streams_wait_for_the_default_stream", "Streams.DefaultStreamHoldsNoOther"),
       host_mutant<DefaultStreamWaitsForAllOthers>("default_stream_waits_for_all_others", "Streams.NoOtherHoldsTheDefaultStream"),
       host_mutant<DestroyDropsPendingWork>("destroy_drops_pending_work", "Streams.DestroyReturnsAtOnceAndPendingWorkCompletes"),
-      host_mutant<DestroyWaitsForPendingWork>("destroy_waits_for_pending_work", "Streams.DestroyReturnsAtOnceAndPendingWorkCompletes"),
+      host_mutant<DestroyWaitsForPendingWork>("destroy_waits_for_pending_work",
+                                              "Streams.DestroyReturnsAtOnceAndPendingWorkCompletes"),
       host_mutant<WorkChangesPlaces>("work_changes_places", "Streams.RunDifferentKindsOfWorkInOrder"),
       host_mutant<SynchronizeReturnsAtOnce>("synchronize_returns_at_once", "Streams.SynchronizeWaitsForAllWorkBefore"),
       host_mutant<SynchronizeWaitsForTheWholeDevice>("synchronize_waits_for_the_whole_device",
                                                      "Streams.SynchronizeDoesNotWaitForOtherStreams"),
       host_mutant<TimeoutIsIgnored>("timeout_is_ignored", "Streams.SynchronizeForTimesOutAndTheWorkGoesOn"),
       host_mutant<TimeoutComesEarly>("timeout_comes_early", "Streams.SynchronizeForTimesOutAndTheWorkGoesOn"),
-      host_mutant<SynchronizeDeviceForgetsStreams>("synchronize_device_forgets_streams", "Streams.SynchronizeDeviceWaitsForEveryStream"),
+      host_mutant<SynchronizeDeviceForgetsStreams>("synchronize_device_forgets_streams",
+                                                   "Streams.SynchronizeDeviceWaitsForEveryStream"),
       host_mutant<QueryBlocks>("query_blocks", "Streams.QueryNeverBlocksAndTellsWhetherAllIsDone"),
       host_mutant<QueryAlwaysSaysDone>("query_always_says_done", "Streams.QueryNeverBlocksAndTellsWhetherAllIsDone"),
       host_mutant<HostFunctionsRunInTheCaller>("host_functions_run_in_the_caller", "Streams.HostFunctionsDoNotRunInTheCaller"),
       host_mutant<HostFunctionsGetLost>("host_functions_get_lost", "Streams.HostFunctionsRunInStreamOrder"),
-      host_mutant<HostFunctionsAreNeverLetGo>("host_functions_are_never_let_go", "Streams.HostFunctionsAreKeptUntilTheyRanAndThenLetGo"),
+      host_mutant<HostFunctionsAreNeverLetGo>("host_functions_are_never_let_go",
+                                              "Streams.HostFunctionsAreKeptUntilTheyRanAndThenLetGo"),
       host_mutant<WrapMakesAnotherStream>("wrap_makes_another_stream", "Streams.WrappedStreamsAreTheSameStream"),
       host_mutant<EventWaitsAreIgnored>("event_waits_are_ignored", "Events.WaitHoldsTheStreamNotTheHost"),
-      host_mutant<EventWaitsAreIgnored>("pool_reuses_without_an_event", "Pool.ReusesABlockOfAnotherStreamBehindItsWorkWhenMemoryIsShort"),
+      host_mutant<EventWaitsAreIgnored>("pool_reuses_without_an_event",
+                                        "Pool.ReusesABlockOfAnotherStreamBehindItsWorkWhenMemoryIsShort"),
       host_mutant<EventWaitsHoldTheHost>("event_waits_hold_the_host", "Events.OneStreamMayWaitForSeveral"),
       host_mutant<EventWaitsTakeALaterRecord>("event_waits_take_a_later_record", "Events.WaitTakesTheRecordThatWasLastAtTheCall"),
       host_mutant<DestroyedEventsLetTheirWaitersGo>("destroyed_events_let_their_waiters_go",
                                                     "Events.DestroyingOneLeavesThoseWhoWaitWaiting"),
-      host_mutant<EventQueryAlwaysSaysDone>("event_query_always_says_done", "Events.QueryNeverBlocksAndTellsWhetherTheMarkedWorkIsDone"),
+      host_mutant<EventQueryAlwaysSaysDone>("event_query_always_says_done",
+                                            "Events.QueryNeverBlocksAndTellsWhetherTheMarkedWorkIsDone"),
       host_mutant<EventsNeverComplete>("events_never_complete", "Events.QueryNeverBlocksAndTellsWhetherTheMarkedWorkIsDone"),
       host_mutant<RecordingsGetLost>("recordings_get_lost", "Events.CompleteByThemselves"),
       host_mutant<EventSynchronizeReturnsAtOnce>("event_synchronize_returns_at_once", "Events.SynchronizeWaitsForTheMarkedWork"),

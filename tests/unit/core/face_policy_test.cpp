@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rules that live in the face and that no broken backend could show: what is asked of a driver, in which order, and what is made of its
+// answers. The backend here is the host's with hooks that a test can take over.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+
+#include "backends/host/host_backend.h"
+#include "two_backends.h"
+
+namespace metrale {
+namespace {
+
+class Scripted : public host::HostBackend {
+ public:
+  using HostBackend::HostBackend;
+
+  static std::unique_ptr<Scripted> make_one(host::Options options = {}, std::string key = {}) {
+    options.num_threads = 1;
+    auto made = std::make_unique<Scripted>(options);
+    made->key = std::move(key);
+    if (auto started = made->initialize(); !started) throw std::runtime_error(started.error().to_string());
+    return made;
+  }
+
+  std::string key;  ///< Device key; empty: one of its own.
+  std::function<Result<DevicePtr>(std::uint64_t bytes)> on_alloc;
+  std::function<Result<>()> on_free;
+  std::function<Result<>()> on_memset;
+  std::function<Result<bool>()> on_is_capturing;
+  std::function<Result<DeviceMemoryInfo>()> on_memory_info;
+  std::function<Result<NativeGraph>(NativeGraph)> on_end_capture;
+  std::function<std::vector<DevicePtr>()> graph_addresses;
+  std::function<Result<>()> on_unload;
+  std::atomic<int> num_alloc{0}, num_free{0}, num_sync{0}, num_sm_count{0};
+  std::vector<bool> batches_capturing;
+
+ protected:
+  std::string do_device_key() const override { return key.empty() ? HostBackend::do_device_key() : key; }
+  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
+    ++num_alloc;
+    if (on_alloc) {
+      auto scripted = on_alloc(bytes);
+      if (!scripted || *scripted) return scripted;
+    }
+    return HostBackend::do_alloc(bytes, kind);
+  }
+  Result<> do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind) override {
+    ++num_free;
+    Result<> scripted = on_free ? on_free() : Result<>();
+    METRALE_TRY(HostBackend::do_free(base, bytes, kind));
+    return scripted;
+  }
+  Result<> do_memset(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, NativeStream stream) override {
+    if (on_memset) METRALE_TRY(on_memset());
+    return HostBackend::do_memset(dst, value, bytes, stream);
+  }
+  Result<bool> do_stream_is_capturing(NativeStream stream) override {
+    return on_is_capturing ? on_is_capturing() : HostBackend::do_stream_is_capturing(stream);
+  }
+  Result<DeviceMemoryInfo> do_memory_info() override { return on_memory_info ? on_memory_info() : HostBackend::do_memory_info(); }
+  Result<NativeGraph> do_end_capture(NativeStream stream) override {
+    auto graph = HostBackend::do_end_capture(stream);
+    return graph && on_end_capture ? on_end_capture(*graph) : std::move(graph);
+  }
+  Result<std::vector<DevicePtr>> do_graph_addresses(NativeGraph) override {
+    return graph_addresses ? graph_addresses() : std::vector<DevicePtr>{};
+  }
+  Result<> do_copy_batch_async(std::span<const CopyDesc> copies, NativeStream stream, bool capturing) override {
+    batches_capturing.push_back(capturing);
+    return HostBackend::do_copy_batch_async(copies, stream, capturing);
+  }
+  Result<> do_synchronize(NativeStream stream) override {
+    ++num_sync;
+    return HostBackend::do_synchronize(stream);
+  }
+  Result<std::uint32_t> do_sm_count() override {
+    ++num_sm_count;
+    return HostBackend::do_sm_count();
+  }
+  Result<> do_unload_modules() override { return on_unload ? on_unload() : HostBackend::do_unload_modules(); }
+};
+
+class FacePolicyTest : public testing::Test {
+ protected:
+  test::LogLines log_;
+  std::unique_ptr<Scripted> b_ = Scripted::make_one();
+};
+
+// ---- memory ----
+
+TEST_F(FacePolicyTest, FreeLeavesTheLedgerBeforeTheDriverIsTold) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  std::uint64_t live_in_hook = 1;
+  b_->on_free = [&]() -> Result<> {
+    live_in_hook = b_->live_bytes();
+    return Error(Errc::internal, "the driver refuses");
+  };
+  EXPECT_ERRC(b_->free(ptr), Errc::internal);
+  EXPECT_EQ(live_in_hook, 0u);
+  EXPECT_EQ(b_->live_alloc_count(), 0u) << "a refusal is reported; the block has left all the same";
+}
+
+TEST_F(FacePolicyTest, OutOfMemoryIsRetriedOnceAfterTrimming) {
+  int refusals = 1;
+  b_->on_alloc = [&](std::uint64_t) -> Result<DevicePtr> {
+    if (refusals-- > 0) return Error(Errc::out_of_memory, "full");
+    return DevicePtr{};
+  };
+  EXPECT_TRUE(b_->alloc(100).has_value());
+  EXPECT_EQ(b_->num_alloc, 2);
+  refusals = 5;
+  b_->num_alloc = 0;
+  EXPECT_ERRC(b_->alloc(100), Errc::out_of_memory);
+  EXPECT_EQ(b_->num_alloc, 2) << "one retry, then the answer";
+}
+
+TEST_F(FacePolicyTest, OutOfMemoryKeepsTheDriversWords) {
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> {
+    return Error(Errc::out_of_memory, "full").with_native(2, "CUDA_ERROR_OUT_OF_MEMORY");
+  };
+  const auto result = b_->alloc(100);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().native_code(), 2);
+  EXPECT_EQ(result.error().native_text(), "CUDA_ERROR_OUT_OF_MEMORY");
+}
+
+TEST_F(FacePolicyTest, OtherFailuresAreNotRetried) {
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return Error(Errc::io, "broken"); };
+  EXPECT_ERRC(b_->alloc(100), Errc::io);
+  EXPECT_EQ(b_->num_alloc, 1);
+}
+
+TEST_F(FacePolicyTest, BudgetIsAskedBeforeTheDriver) {
+  b_->set_budget(10);
+  EXPECT_ERRC(b_->alloc(100), Errc::out_of_memory);
+  EXPECT_ERRC(b_->alloc_managed(100), Errc::out_of_memory);
+  EXPECT_EQ(b_->num_alloc, 0);
+}
+
+TEST_F(FacePolicyTest, ManagedMemoryBeyondTheFreeIsRefusedBeforeTheDriverIsAsked) {
+  b_->on_memory_info = []() -> Result<DeviceMemoryInfo> {
+    return DeviceMemoryInfo{.total = 1000, .device_free = 500, .integrated = false, .host_available = 1 << 30};
+  };
+  EXPECT_ERRC(b_->alloc_managed(501), Errc::out_of_memory);
+  EXPECT_EQ(b_->num_alloc, 0);
+  EXPECT_TRUE(b_->alloc_managed(500).has_value());
+}
+
+TEST_F(FacePolicyTest, FreeMemoryCountsTheHostsOnlyWhereTheDeviceSharesIt) {
+  const auto figures = [&](bool integrated, std::uint64_t device, std::uint64_t host) {
+    b_->on_memory_info = [=]() -> Result<DeviceMemoryInfo> {
+      return DeviceMemoryInfo{.total = 9000, .device_free = device, .integrated = integrated, .host_available = host};
+    };
+    EXPECT_EQ(b_->device_free_memory().value(), device) << "the host's memory is never mixed in here";
+    return b_->free_memory().value();
+  };
+  EXPECT_EQ(figures(false, 100, 5000), 100u);
+  EXPECT_EQ(figures(false, 100, 50), 100u);
+  EXPECT_EQ(figures(true, 100, 5000), 5000u);
+  EXPECT_EQ(figures(true, 100, 50), 100u);
+}
+
+TEST_F(FacePolicyTest, AGuardBandThatCannotBeFilledGivesTheBlockBack) {
+  host::Options options;
+  options.face.redzone_bytes = 64;
+  b_ = Scripted::make_one(options);
+  b_->on_memset = []() -> Result<> { return Error(Errc::internal, "no fill today"); };
+  EXPECT_ERRC(b_->alloc(100), Errc::internal);
+  EXPECT_EQ(b_->num_free, 1);
+  EXPECT_EQ(b_->live_bytes(), 0u);
+  b_->on_memset = nullptr;
+  EXPECT_EQ(b_->scan_redzones().value(), 0u);
+}
+
+TEST_F(FacePolicyTest, FailuresOfHooksCarryTheCallersLine) {
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return Error(Errc::io, "broken"); };
+  const auto result = b_->alloc(100);
+  const unsigned line = __LINE__ - 1;
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().site().line(), line);
+}
+
+TEST_F(FacePolicyTest, SmCountIsAskedOnce) {
+  for (int i = 0; i < 5; ++i) EXPECT_GT(b_->sm_count().value(), 0u);
+  EXPECT_EQ(b_->num_sm_count, 1);
+}
+
+// ---- captures ----
+
+TEST_F(FacePolicyTest, AFailedDriverQueryCountsAsCapturing) {
+  const StreamHandle s = b_->create_stream().value();
+  EXPECT_FALSE(b_->stream_is_capturing(s));
+  b_->on_is_capturing = []() -> Result<bool> { return Error(Errc::internal, "the driver does not know"); };
+  EXPECT_TRUE(b_->stream_is_capturing(s));
+}
+
+TEST_F(FacePolicyTest, ACaptureOfTheDriverThatTheFaceDidNotBeginCounts) {
+  const StreamHandle s = b_->create_stream().value();
+  b_->on_is_capturing = []() -> Result<bool> { return true; };
+  EXPECT_TRUE(b_->stream_is_capturing(s));
+}
+
+TEST_F(FacePolicyTest, UnsafeCallsAreRefusedBeforeTheDriverIsAsked) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  const StreamHandle s = b_->create_stream().value();
+  b_->num_alloc = 0;
+  b_->num_sync = 0;
+  ASSERT_OK(b_->begin_capture(s));
+  EXPECT_ERRC(b_->alloc(100), Errc::capture_unsafe);
+  EXPECT_ERRC(b_->free(ptr), Errc::capture_unsafe);
+  EXPECT_ERRC(b_->synchronize(s), Errc::capture_unsafe);
+  EXPECT_EQ(b_->num_alloc, 0);
+  EXPECT_EQ(b_->num_free, 0);
+  EXPECT_EQ(b_->num_sync, 0);
+  ASSERT_OK(b_->end_capture(s));
+}
+
+TEST_F(FacePolicyTest, AGraphThatCannotBeMadeNamesNothing) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  const StreamHandle s = b_->create_stream().value();
+  b_->on_end_capture = [&](NativeGraph) -> Result<NativeGraph> { return Error(Errc::internal, "instantiation failed"); };
+  ASSERT_OK(b_->begin_capture(s));
+  ASSERT_OK(b_->memset_async(ptr, 1, 100, s));
+  EXPECT_ERRC(b_->end_capture(s), Errc::internal);
+  EXPECT_FALSE(b_->stream_is_capturing(s));
+  EXPECT_EQ(b_->live_graph_count(), 0u);
+  ASSERT_OK(b_->free(ptr));
+}
+
+TEST_F(FacePolicyTest, AddressesThatOnlyTheDriverSeesAreNamed) {
+  const DevicePtr seen = b_->alloc(100).value();
+  const DevicePtr hidden = b_->alloc(100).value();
+  const DevicePtr unused = b_->alloc(100).value();
+  const StreamHandle s = b_->create_stream().value();
+  b_->graph_addresses = [&] { return std::vector<DevicePtr>{hidden.offset(50), seen, {0x10}}; };
+  ASSERT_OK(b_->begin_capture(s));
+  ASSERT_OK(b_->memset_async(seen, 1, 100, s));
+  const GraphHandle graph = b_->end_capture(s).value();
+  EXPECT_EQ(b_->graph_memory(graph).value().size(), 2u);
+  EXPECT_ERRC(b_->free(hidden), Errc::in_use);
+  EXPECT_ERRC(b_->free(seen), Errc::in_use);
+  ASSERT_OK(b_->free(unused));
+  ASSERT_OK(b_->destroy_graph(graph));
+  ASSERT_OK(b_->free(hidden));
+  ASSERT_OK(b_->free(seen));
+}
+
+TEST_F(FacePolicyTest, BatchesTellWhetherTheyAreCaptured) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  const StreamHandle s = b_->create_stream().value();
+  const CopyDesc copy{.dst = ptr, .src = ptr.offset(50), .bytes = 10};
+  ASSERT_OK(b_->copy_batch_async({&copy, 1}, s));
+  ASSERT_OK(b_->begin_capture(s));
+  ASSERT_OK(b_->copy_batch_async({&copy, 1}, s));
+  ASSERT_OK(b_->end_capture(s));
+  EXPECT_EQ(b_->batches_capturing, (std::vector<bool>{false, true}));
+}
+
+// ---- faults ----
+
+Error lost(const char* why) { return Error(Errc::device_lost, why); }
+
+TEST_F(FacePolicyTest, BackendsOfOneDeviceShareItsFault) {
+  auto first = Scripted::make_one({}, "shared device");
+  auto second = Scripted::make_one({}, "shared device");
+  first->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return lost("it burned down"); };
+  EXPECT_ERRC(first->alloc(100), Errc::device_lost);
+  const auto health = second->health();
+  ASSERT_FALSE(health);
+  EXPECT_NE(health.error().message().find("it burned down"), std::string::npos);
+  EXPECT_ERRC(second->alloc(100), Errc::device_lost);
+  EXPECT_EQ(second->num_alloc, 0) << "a hook ran on a lost device";
+  EXPECT_TRUE(b_->health().has_value()) << "another device is fine";
+}
+
+TEST_F(FacePolicyTest, ADeviceStaysLostForTheProcess) {
+  {
+    auto b = Scripted::make_one({}, "stays lost");
+    b->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return lost("first"); };
+    EXPECT_ERRC(b->alloc(1), Errc::device_lost);
+  }
+  const auto health = Scripted::make_one({}, "stays lost")->health();
+  ASSERT_FALSE(health);
+  EXPECT_NE(health.error().message().find("first"), std::string::npos);
+}
+
+TEST_F(FacePolicyTest, TheFirstReasonStaysAndIsLoggedOnce) {
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return lost("first"); };
+  EXPECT_ERRC(b_->alloc(1), Errc::device_lost);
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return lost("second"); };
+  const auto later = b_->alloc(1);
+  ASSERT_FALSE(later);
+  EXPECT_NE(later.error().message().find("first"), std::string::npos);
+  EXPECT_EQ(later.error().message().find("second"), std::string::npos);
+  EXPECT_EQ(b_->num_alloc, 1);
+  const std::string& text = log_.text();
+  const std::size_t told = text.find("is lost");
+  ASSERT_NE(told, std::string::npos);
+  EXPECT_EQ(text.find("is lost: alloc", told + 1), std::string::npos);
+}
+
+TEST_F(FacePolicyTest, ReleasingOnALostDeviceAsksNoHook) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  b_->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return lost("gone"); };
+  EXPECT_ERRC(b_->alloc(1), Errc::device_lost);
+  ASSERT_OK(b_->free(ptr));
+  EXPECT_EQ(b_->num_free, 0);
+  EXPECT_EQ(b_->abandoned_bytes(), 100u);
+}
+
+TEST_F(FacePolicyTest, ShutdownGoesOnAfterAFailureAndReportsIt) {
+  const DevicePtr ptr = b_->alloc(100).value();
+  static_cast<void>(ptr);
+  b_->on_unload = []() -> Result<> { return Error(Errc::internal, "a module would not go"); };
+  EXPECT_ERRC(b_->shutdown(), Errc::internal);
+  EXPECT_EQ(b_->live_bytes(), 0u);
+  EXPECT_TRUE(b_->shutdown().has_value());
+  EXPECT_ERRC(b_->health(), Errc::device_lost);
+}
+
+}  // namespace
+}  // namespace metrale
