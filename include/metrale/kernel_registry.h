@@ -18,11 +18,11 @@ namespace metrale {
 
 /// What a kernel publishes. Read once at look-up.
 struct KernelFacts {
-  std::vector<std::uint32_t> param_bytes;   ///< Size of each argument in order; 8 for a Buffer.
-  std::optional<std::uint32_t> n_tile{};    ///< Output-column tile width, from `<entry>_n_tile`.
-  bool casts_a_to_e4m3 = false;             ///< From `<entry>_a_e4m3`: the bf16 A operand is cast to E4M3 without a scale.
-  bool waits_for_dependency = false;        ///< Waits for its predecessor itself, so dependent launch is allowed.
-  bool takes_any_arguments = false;         ///< Publishes no signature: typed arguments are not compared. On the mock only.
+  std::vector<std::uint32_t> param_bytes;  ///< Size of each argument in order; 8 for a Buffer.
+  std::optional<std::uint32_t> n_tile{};   ///< Output-column tile width, from `<entry>_n_tile`.
+  bool casts_a_to_e4m3 = false;            ///< From `<entry>_a_e4m3`: the bf16 A operand is cast to E4M3 without a scale.
+  bool waits_for_dependency = false;       ///< Waits for its predecessor itself, so dependent launch is allowed.
+  bool takes_any_arguments = false;        ///< Publishes no signature: typed arguments are not compared. On the mock only.
 };
 
 /// The address and size of a module's global.
@@ -53,8 +53,8 @@ class KernelRegistry {
 struct LookupMiss {
   std::string module;
   std::string function;
-  std::source_location site;   ///< The first caller that asked.
-  std::uint64_t count = 0;     ///< How often it was asked for.
+  std::source_location site;  ///< The first caller that asked.
+  std::uint64_t count = 0;    ///< How often it was asked for.
   bool declared_absent = false;
 };
 
@@ -62,7 +62,7 @@ struct LookupMiss {
 struct KernelAudit {
   std::uint64_t num_hits = 0;
   bool sealed = false;
-  std::vector<LookupMiss> misses;   ///< In the order of their first miss.
+  std::vector<LookupMiss> misses;  ///< In the order of their first miss.
   /// Misses that nobody declared absent.
   std::uint64_t num_required_missing() const noexcept;
 };

@@ -14,17 +14,17 @@
 namespace metrale {
 
 struct Switches {
-  std::uint64_t redzone_bytes = 0;              ///< METRALE_REDZONE: guard band after each block, rounded up to 16.
-  std::uint8_t redzone_fill = 0xEE;             ///< METRALE_REDZONE_FILL: decimal byte.
-  std::uint64_t redzone_min_idx = 0;            ///< METRALE_REDZONE_MIN_IDX: guard only blocks with this creation index or later.
+  std::uint64_t redzone_bytes = 0;    ///< METRALE_REDZONE: guard band after each block, rounded up to 16.
+  std::uint8_t redzone_fill = 0xEE;   ///< METRALE_REDZONE_FILL: decimal byte.
+  std::uint64_t redzone_min_idx = 0;  ///< METRALE_REDZONE_MIN_IDX: guard only blocks with this creation index or later.
   std::optional<std::uint64_t> redzone_trace_idx;  ///< METRALE_REDZONE_TRACE_IDX: log the caller of this allocation.
-  bool unchecked = false;                       ///< METRALE_UNCHECKED=1: copies skip the check of their ends.
-  bool debug_sync_kernels = false;              ///< METRALE_DEBUG_SYNC_KERNELS=1: wait after each launch.
-  bool kv_poison = false;                       ///< METRALE_KV_POISON=1: freed KV blocks are filled with NaN.
-  bool kv_trace = false;                        ///< METRALE_KV_TRACE=1: keep each KV block's reference history.
-  bool ssm_tail_ckpt = false;                   ///< METRALE_SSM_TAIL_CKPT=1: end a prefill chunk at the last block boundary.
-  std::string host_isa;                         ///< METRALE_HOST_ISA=generic|avx2|avx512|amx: cap on host instructions.
-  std::uint32_t host_threads = 0;               ///< METRALE_HOST_THREADS: worker threads of the host backend; 0: one a core.
+  bool unchecked = false;                          ///< METRALE_UNCHECKED=1: copies skip the check of their ends.
+  bool debug_sync_kernels = false;                 ///< METRALE_DEBUG_SYNC_KERNELS=1: wait after each launch.
+  bool kv_poison = false;                          ///< METRALE_KV_POISON=1: freed KV blocks are filled with NaN.
+  bool kv_trace = false;                           ///< METRALE_KV_TRACE=1: keep each KV block's reference history.
+  bool ssm_tail_ckpt = false;                      ///< METRALE_SSM_TAIL_CKPT=1: end a prefill chunk at the last block boundary.
+  std::string host_isa;                            ///< METRALE_HOST_ISA=generic|avx2|avx512|amx: cap on host instructions.
+  std::uint32_t host_threads = 0;                  ///< METRALE_HOST_THREADS: worker threads of the host backend; 0: one a core.
 };
 
 /// The environment as it was at the first call.
@@ -35,7 +35,7 @@ struct SwitchReport {
   std::string_view name;
   std::string_view summary;
   std::string value;
-  std::string_view source;   ///< "default", "environment", "program", or "environment, ignored" for a value that arms nothing.
+  std::string_view source;  ///< "default", "environment", "program", or "environment, ignored" for a value that arms nothing.
 };
 std::vector<SwitchReport> switch_report();
 

@@ -264,10 +264,11 @@ std::vector<Allocation> GpuBackend::live_allocations() const { return face_->kno
 
 std::string GpuBackend::alloc_report(std::size_t top_n, std::uint64_t min_mb) const {
   std::vector<Allocation> blocks = face_->known_blocks();
-  std::lock_guard lock(face_->alias_mutex);   // keeps the labels while the text is made
+  std::lock_guard lock(face_->alias_mutex);  // keeps the labels while the text is made
   for (Allocation& block : blocks) {
     if (block.kind != MemoryKind::adopted) continue;
-    if (const auto label = face_->adopted_labels.find(block.base.address); label != face_->adopted_labels.end()) block.owner = label->second;
+    if (const auto label = face_->adopted_labels.find(block.base.address); label != face_->adopted_labels.end())
+      block.owner = label->second;
   }
   return format_alloc_report(blocks, top_n, min_mb);
 }

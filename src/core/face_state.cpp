@@ -106,7 +106,8 @@ std::vector<Allocation> FaceState::known_blocks() const {
 
 Error FaceState::unsupported(Op op, const Site& site) const {
   for (const Capability c : needs(op)) {
-    if (!capabilities.has(c)) return Error(Errc::unsupported, fmt::format("{}: {}", metrale::to_string(op), capabilities.why_not(c)), site);
+    if (!capabilities.has(c))
+      return Error(Errc::unsupported, fmt::format("{}: {}", metrale::to_string(op), capabilities.why_not(c)), site);
   }
   return Error(Errc::unsupported, fmt::format("{} is not supported", metrale::to_string(op)), site);
 }

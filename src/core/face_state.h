@@ -84,7 +84,7 @@ struct FaceState {
   std::atomic<bool> shut_down{false};
   std::mutex shutdown_mutex;
   Capabilities capabilities;
-  std::bitset<kNumOps> refused_ops;   ///< Operations whose capability is absent (op_needs.h).
+  std::bitset<kNumOps> refused_ops;  ///< Operations whose capability is absent (op_needs.h).
 
   bool debug_sync_kernels = false;
   bool unchecked_copies = false;
