@@ -57,13 +57,18 @@ struct alignas(64) Page {
   std::array<std::atomic<std::uint32_t>, kSlotsPerPage> bytes{};
   std::array<Allocation, kSlotsPerPage> blocks;
 
-  bool has(std::size_t slot) const { return (taken[slot / 64].load(std::memory_order_relaxed) >> (slot % 64)) & 1; }
+  bool has(std::size_t slot) const { return (word_of(slot) & bit_of(slot)) != 0; }
   void put(std::size_t slot, const Allocation& block) {
     blocks[slot] = block;
     bytes[slot].store(static_cast<std::uint32_t>(block.bytes), std::memory_order_relaxed);
-    taken[slot / 64].fetch_or(std::uint64_t{1} << (slot % 64), std::memory_order_release);
+    mark(slot, word_of(slot) | bit_of(slot));
   }
-  void clear(std::size_t slot) { taken[slot / 64].fetch_and(~(std::uint64_t{1} << (slot % 64)), std::memory_order_release); }
+  void clear(std::size_t slot) { mark(slot, word_of(slot) & ~bit_of(slot)); }
+
+  // Only the holder of the lock writes, so a plain store will do.
+  static std::uint64_t bit_of(std::size_t slot) { return std::uint64_t{1} << (slot % 64); }
+  std::uint64_t word_of(std::size_t slot) const { return taken[slot / 64].load(std::memory_order_relaxed); }
+  void mark(std::size_t slot, std::uint64_t word) { taken[slot / 64].store(word, std::memory_order_release); }
 
   /// Highest taken slot at or below `slot`; -1 when there is none.
   int at_or_below(std::size_t slot) const {
