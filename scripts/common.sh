@@ -39,10 +39,11 @@ fetch_pinned() {
   # pip unpacks and moves inside TMPDIR: kept in the work folder, so that an interrupted download leaves nothing elsewhere.
   mkdir -p "$partial/tmp"
   TMPDIR=$partial/tmp pip3 download --disable-pip-version-check --no-cache-dir --progress-bar off --retries 2 --timeout 30 \
-    --no-deps --require-hashes --no-build-isolation --dest "$partial" --requirement "$requirements" >"$log" 2>&1 &
+    --no-deps --require-hashes --dest "$partial" --requirement "$requirements" >"$log" 2>&1 &
   fetch_pid=$!
   while kill -0 "$fetch_pid" 2>/dev/null; do
     done_mb=$(($(du -sk "$partial" 2>/dev/null | cut -f1) / 1000))
+    [ "$done_mb" -le "$megabytes" ] || done_mb=$megabytes  # pip unpacks what it has downloaded, to read its name
     progress "$label: downloading, $done_mb of $megabytes MB"
     sleep 0.5
   done
