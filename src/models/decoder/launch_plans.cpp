@@ -71,7 +71,10 @@ class HostPlans final : public LaunchPlans {
 
 Result<std::unique_ptr<LaunchPlans>> launch_plans(GpuBackend& backend) {
   // The mock computes nothing and takes any geometry.
-  if (backend.name() == "host") return std::unique_ptr<LaunchPlans>(new HostPlans(METRALE_TRY(backend.sm_count())));
+  if (backend.name() == "host") {
+    const std::uint32_t threads = METRALE_TRY(backend.sm_count());  // not inside `new`: a failure there would leak
+    return std::unique_ptr<LaunchPlans>(new HostPlans(threads));
+  }
   if (backend.name() == "mock") return std::unique_ptr<LaunchPlans>(new HostPlans(1));
   return Error(Errc::unsupported, fmt::format("the decoders have no kernels for backend {}; use host", backend.name()));
 }
