@@ -3,6 +3,7 @@
 // Streams: independence, waiting, host functions.
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <set>
 
 #include "conformance/case.h"
@@ -122,14 +123,18 @@ TEST_F(Streams, DestroyReturnsAtOnceAndPendingWorkCompletes) {
   need({memory, copies, host_callbacks});
   const StreamHandle s = stream();
   const DevicePtr ptr = block(4096);
+  const auto done = std::make_shared<std::atomic<bool>>(false);  // outlives a case that gives up waiting
   fill(ptr, 0x01, 4096);
   {
     Gate gate(gpu(), s);
     must(gpu().memset_async(ptr, 0x02, 4096, s));
+    must(gpu().enqueue_host(s, [done] { *done = true; }));
     must(gpu().destroy_stream(s));  // waiting would last until the gate gives up, which fails the case
     EXPECT_TRUE(holds(ptr, 4096, 0x01));
   }
-  EXPECT_TRUE(eventually([&] { return bool(holds(ptr, 4096, 0x02)); })) << "the work of a destroyed stream was dropped";
+  // Told by the stream itself: no other stream's copy is ordered after it.
+  EXPECT_TRUE(eventually([&] { return done->load(); })) << "the work of a destroyed stream was dropped";
+  EXPECT_TRUE(holds(ptr, 4096, 0x02));
 }
 
 TEST_F(Streams, DestroyedHandlesAreRefused) {

@@ -12,6 +12,7 @@ namespace metrale::test {
 std::uint64_t num_heap_allocations() noexcept { return num_allocations; }
 }  // namespace metrale::test
 
+#if !METRALE_SANITIZER_OWNS_NEW
 void* operator new(std::size_t size) {
   ++num_allocations;
   if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
@@ -24,3 +25,4 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
 }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+#endif

@@ -12,7 +12,8 @@ static void conv(const ConvCall& c) {
   const std::uint32_t first = c.tile * kConvTile;
   const std::uint32_t width = p.channels - first < kConvTile ? p.channels - first : kConvTile;
   const std::uint32_t kept = p.kernel - 1;
-  float* state = c.state + static_cast<std::size_t>(c.step->slot) * kept * p.channels + first;
+  // A kernel of one keeps nothing and may come without a state.
+  float* state = kept == 0 ? nullptr : c.state + static_cast<std::size_t>(c.step->slot) * kept * p.channels + first;
   float* x = c.x + first;
   float* before = c.shared;                                          // [kept, width]: inputs before this step
   float* sum = before + static_cast<std::size_t>(kept) * kConvTile;  // [width]

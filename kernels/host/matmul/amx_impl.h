@@ -62,15 +62,20 @@ static void multiply(const Operands& in, const Sums& sums) {
     if constexpr (row_tiles > 1) METRALE_TILE_LOAD(2, sums.from[0] + 16 * sums.stride[0], sums.stride[0]);
     if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_LOAD(3, sums.from[1] + 16 * sums.stride[1], sums.stride[1]);
   }
-  for (std::uint32_t s = 0; s < in.steps; ++s, b0 += in.b_step, b1 += in.b_step) {
+  for (std::uint32_t s = 0; s < in.steps; ++s, b0 += in.b_step) {
     METRALE_TILE_LOAD(6, b0, 64);
-    if constexpr (column_tiles > 1) METRALE_TILE_LOAD(7, b1, 64);
-    for (int part = 0; part < in.parts; ++part, a0 += kTile, a1 += kTile) {
+    // The second of each pair is null where there is one tile.
+    if constexpr (column_tiles > 1) {
+      METRALE_TILE_LOAD(7, b1, 64);
+      b1 += in.b_step;
+    }
+    for (int part = 0; part < in.parts; ++part, a0 += kTile) {
       METRALE_TILE_LOAD(4, a0, 64);
       METRALE_TILE_DOT(0, 4, 6);
       if constexpr (column_tiles > 1) METRALE_TILE_DOT(1, 4, 7);
       if constexpr (row_tiles > 1) {
         METRALE_TILE_LOAD(5, a1, 64);
+        a1 += kTile;
         METRALE_TILE_DOT(2, 5, 6);
         if constexpr (column_tiles > 1) METRALE_TILE_DOT(3, 5, 7);
       }
