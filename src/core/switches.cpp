@@ -72,7 +72,7 @@ constexpr std::array kRows{
     Row{"METRALE_REDZONE_TRACE_IDX", "log the caller of the allocation with this index",
         [](Switches& s, std::string_view text) {
           const auto value = decimal(text, kAny);
-          if (value) s.redzone_trace_idx = *value;
+          if (value) s.redzone_trace_idx = value;
           return value.has_value();
         },
         [](const Switches& s) { return s.redzone_trace_idx ? fmt::format("{}", *s.redzone_trace_idx) : std::string("none"); }},
