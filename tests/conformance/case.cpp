@@ -293,9 +293,9 @@ std::vector<std::string> Case::log_lines(std::string_view word) const {
   return found;
 }
 
-bool Case::isolated() {
+bool Case::isolated(const std::vector<std::string>& variables) {
   if (in_child_process()) return false;
-  const ChildResult child = run_case_in_child();
+  const ChildResult child = run_case_in_child(variables);
   if (child.passed) return true;
   fail(Site::current(), "in its own process: " + child.output);
 }

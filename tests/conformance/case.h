@@ -202,9 +202,9 @@ class Case : public ::testing::Test {
   /// The lines among them that contain `word`.
   std::vector<std::string> log_lines(std::string_view word) const;
 
-  /// Runs this case in a process of its own, because it loses the device; call first in a body. False in that process: go on. True in
-  /// the suite's: the case was run, and its failure was taken over.
-  bool isolated();
+  /// Runs this case in a process of its own, because it loses the device or wants `variables` ("NAME=value") in the environment; call
+  /// first in a body. False in that process: go on. True in the suite's: the case was run, and its failure was taken over.
+  bool isolated(const std::vector<std::string>& variables = {});
 
  private:
   struct Log;

@@ -189,6 +189,25 @@ TEST_F(CopyPeer, IsOrderedOnItsStream) {
   EXPECT_TRUE(holds(dst.offset(32), 32, 0x02));
 }
 
+TEST_F(CopyPeer, SourceIsNotHandedBackBeforeTheCopyIsDone) {
+  need({host_callbacks});
+  constexpr std::size_t kBytes = 48 << 10;
+  auto other = make();
+  const DevicePtr src = must(other->alloc(kBytes));
+  must(other->memset(src, 0x05, kBytes));
+  const StreamHandle s = stream();
+  const DevicePtr dst = block(kBytes);
+  Gate gate(gpu(), s);
+  must(gpu().copy_peer_async(dst, *other, src, kBytes, s));
+  Background freeing([&] { must(other->free(src)); });
+  freeing.is_back();
+  for (int i = 0; i < 4; ++i) must(other->memset(must(other->alloc(kBytes)), 0x77, kBytes));
+  gate.open();
+  freeing.join();
+  settle(s);
+  EXPECT_TRUE(holds(dst, kBytes, 0x05)) << "the source went to someone else on its own device";
+}
+
 TEST_F(CopyPeer, ChecksBothEnds) {
   auto other = make();
   const DevicePtr src = must(other->alloc(64));

@@ -24,7 +24,7 @@ std::vector<std::string>& child_arguments();
 /// Whether this process was started to run one case.
 bool in_child_process();
 
-/// Runs the running case in a process of its own, for a bounded time.
-ChildResult run_case_in_child();
+/// Runs the running case in a process of its own, for a bounded time, with `variables` in its environment.
+ChildResult run_case_in_child(std::vector<std::string> variables);
 
 }  // namespace metrale::conformance

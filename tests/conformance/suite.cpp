@@ -263,11 +263,12 @@ std::vector<std::string>& child_arguments() {
 
 bool in_child_process() { return armed(kChildVariable); }
 
-ChildResult run_case_in_child() {
+ChildResult run_case_in_child(std::vector<std::string> variables) {
   std::vector<std::string> words = current().options->child_command;
   words.insert(words.end(), child_arguments().begin(), child_arguments().end());
   words.insert(words.end(), {"--backend", std::string(under_test().name), "--filter", exact_filter(running_case())});
-  return run_program(words, 6 * kPatience, {std::string(kChildVariable) + "=1"});
+  variables.push_back(std::string(kChildVariable) + "=1");
+  return run_program(words, 6 * kPatience, variables);
 }
 
 const BackendUnderTest& under_test() { return *current().backend; }

@@ -108,7 +108,10 @@ Result<> HostBackend::do_copy_peer_async(DevicePtr dst, GpuBackend& from, Device
   }
   std::byte* to = METRALE_TRY(do_resolve(dst, bytes));
   const std::byte* source = METRALE_TRY(peer->do_resolve(src, bytes));
-  return submit_copy(stream_of(stream), bytes <= device().run_now_bytes(), to, source, bytes);
+  // The source is read during the call: its owner knows nothing of our streams, and may free it before this one comes to the copy.
+  METRALE_TRY(stream_of(stream).submit(
+      true, [&] { std::memmove(to, source, bytes); }, [&](WorkBuffer& work) { append_staged_copy(work, to, source, bytes); }));
+  return {};
 }
 
 Result<> HostBackend::do_memset_async(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, NativeStream stream) {

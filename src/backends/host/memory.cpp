@@ -79,8 +79,9 @@ Result<std::byte*> HostBackend::take_memory(std::string_view what, std::uint64_t
   return guarded(what, [&]() -> Result<std::byte*> {
     std::unique_lock lock(memory_mutex_);
     if (memory_limit_ != 0 && (bytes > memory_limit_ || used_bytes_ > memory_limit_ - bytes)) {
-      return Error(Errc::out_of_memory, fmt::format("{} of {} bytes: {} of the {} bytes that the host backend may take are in use",
-                                                    what, bytes, used_bytes_, memory_limit_));
+      return Error(Errc::out_of_memory,
+                   fmt::format("{}: {} bytes do not fit, {} of the {} that the host backend may take are in use", what, bytes,
+                               used_bytes_, memory_limit_));
     }
     Block block{bytes, bytes < kMappedFrom ? 0 : round_up(bytes, kHugePage)};
     void* base = block.mapped_bytes == 0 ? ::operator new(bytes, kHeapAlignment, std::nothrow) : map_huge(block.mapped_bytes);

@@ -11,7 +11,7 @@ Error lost_error(std::string_view reason) {
 
 Error memory_error(std::string_view what, std::uint64_t bytes) {
   if (bytes == 0) return Error(Errc::out_of_memory, fmt::format("{}: the host has no memory left", what));
-  return Error(Errc::out_of_memory, fmt::format("{} of {} bytes: the host has no memory left for it", what, bytes));
+  return Error(Errc::out_of_memory, fmt::format("{}: the host has no {} bytes left; free something or ask for less", what, bytes));
 }
 
 Error errno_error(std::string_view what, int number) {
