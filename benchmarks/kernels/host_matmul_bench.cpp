@@ -78,9 +78,9 @@ class Workers {
 
 struct Buffer {
   // On huge pages, as the weight arena is: without them the page walks of a virtual machine halve what a core can read.
-  explicit Buffer(std::size_t size)
+  explicit Buffer(std::size_t size, bool huge_pages = true)
       : bytes(size), p(static_cast<std::byte*>(std::aligned_alloc(kHuge, round_up(size + 4096, kHuge)))) {
-    madvise(p.get(), round_up(size + 4096, kHuge), MADV_HUGEPAGE);
+    madvise(p.get(), round_up(size + 4096, kHuge), huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   }
   static constexpr std::size_t kHuge = 2u << 20;
   std::size_t bytes;
@@ -269,7 +269,7 @@ class Model {
 void BM_read(benchmark::State& state) {
   const auto threads = static_cast<std::uint32_t>(state.range(0));
   Workers workers(threads);
-  Buffer data(96u << 20);
+  Buffer data(96u << 20, state.range(1) != 0);
   std::memset(data.p.get(), 1, data.bytes);
   std::atomic<std::uint64_t> sink{0};
   const std::uint32_t blocks = 64;
@@ -290,7 +290,11 @@ void BM_read(benchmark::State& state) {
   benchmark::DoNotOptimize(sink.load());
   state.SetBytesProcessed(static_cast<std::int64_t>(data.bytes) * state.iterations());
 }
-BENCHMARK(BM_read)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_read)
+    ->ArgNames({"threads", "huge_pages"})
+    ->ArgsProduct({{1, 2}, {0, 1}})
+    ->UseRealTime()
+    ->Unit(benchmark::kMicrosecond);
 
 void BM_model(benchmark::State& state, Isa isa, std::uint32_t tokens, std::uint32_t threads) {
   Session session(isa, threads);
