@@ -168,8 +168,8 @@ void Device::after_current_work(std::function<void()> release) {
 }
 
 void Device::reap() noexcept {
-  if (num_waiting_.load(std::memory_order_acquire) == 0) return;
-  for (;;) {
+  // No more than wait now: another thread that goes on adding would keep this one from the work of its stream.
+  for (std::size_t left = num_waiting_.load(std::memory_order_acquire); left > 0; --left) {
     Waiting due;
     {
       std::lock_guard lock(mutex_);
