@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "backends/host/clock.h"
 #include "backends/host/status.h"
@@ -168,21 +169,19 @@ void Device::after_current_work(std::function<void()> release) {
 }
 
 void Device::reap() noexcept {
-  // No more than wait now: another thread that goes on adding would keep this one from the work of its stream.
-  for (std::size_t left = num_waiting_.load(std::memory_order_acquire); left > 0; --left) {
-    Waiting due;
-    {
-      std::lock_guard lock(mutex_);
-      const auto it = std::find_if(waiting_.begin(), waiting_.end(), [](const Waiting& w) {
-        return std::all_of(w.behind.begin(), w.behind.end(), [](const auto& b) { return b.first->is_done(b.second); });
-      });
-      if (it == waiting_.end()) return;
-      due = std::move(*it);
-      waiting_.erase(it);
-      num_waiting_.store(waiting_.size(), std::memory_order_release);
-    }
-    due.release();
+  if (num_waiting_.load(std::memory_order_acquire) == 0) return;
+  // One pass over what waits now: another thread that goes on adding must not keep this one from the work of its stream.
+  std::vector<Waiting> due;
+  {
+    std::lock_guard lock(mutex_);
+    const auto first_due = std::partition(waiting_.begin(), waiting_.end(), [](const Waiting& w) {
+      return !std::all_of(w.behind.begin(), w.behind.end(), [](const auto& b) { return b.first->is_done(b.second); });
+    });
+    due.assign(std::make_move_iterator(first_due), std::make_move_iterator(waiting_.end()));
+    waiting_.erase(first_due, waiting_.end());
+    num_waiting_.store(waiting_.size(), std::memory_order_release);
   }
+  for (Waiting& w : due) w.release();
 }
 
 void Device::shut_down() noexcept {
