@@ -152,8 +152,8 @@ class PagedKvCache final : public ModelResource {
   std::vector<std::vector<TraceEntry>> traces_;  // by block, oldest first; empty without trace
 };
 
-/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference, so the cache outlives it, and
-/// drops its references when it dies; after the cache was released there are none. Move-only; under the cache's lock.
+/// The blocks of one sequence, each held by one reference of its own. It holds the cache by reference, so the cache outlives it,
+/// and drops its references when it dies; after the cache was released there are none. Move-only; under the cache's lock.
 class BlockTable {
  public:
   explicit BlockTable(PagedKvCache& cache) noexcept : cache_(&cache) {}

@@ -64,8 +64,8 @@ struct Block {
   DevicePtr ptr;
   std::uint64_t bytes = 0;
 };
-// A block that was outgrown, and the mark of the work that may still use it. A null event: there is nothing to wait for, or the backend
-// has no events and `free` alone keeps the order.
+// A block that was outgrown, and the mark of the work that may still use it. A null event: there is nothing to wait for, or the
+// backend has no events and `free` alone keeps the order.
 struct Retired {
   Block block;
   EventHandle passed;
@@ -122,8 +122,8 @@ struct OpCache::Impl {
   std::shared_mutex kernels_mutex;
   std::unordered_map<KernelKey, Kernel, KernelKeyHash, KernelKeyEqual> kernels;
 
-  // `growth` is taken first and held across driver calls; `scratch_mutex` only while the map is read or changed, so that requests that
-  // fit never wait for one that grows.
+  // `growth` is taken first and held across driver calls; `scratch_mutex` only while the map is read or changed, so that requests
+  // that fit never wait for one that grows.
   std::mutex growth;
   mutable std::shared_mutex scratch_mutex;
   std::unordered_map<ScratchKey, Block, ScratchKeyHash, ScratchKeyEqual> scratch;
