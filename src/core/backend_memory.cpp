@@ -43,17 +43,20 @@ Error FaceState::out_of_memory(Op op, std::uint64_t bytes, const Site& site, std
                site);
 }
 
-Result<> FaceState::check_budget(Op op, std::uint64_t bytes, const Site& site) {
+Result<std::unique_lock<std::mutex>> FaceState::check_budget(Op op, std::uint64_t bytes, const Site& site) {
   const std::uint64_t budget = budget_bytes.load(std::memory_order_relaxed);
-  if (bytes <= budget && device.live_bytes() <= budget - bytes) return {};
+  if (budget == UINT64_MAX) [[likely]]
+    return std::unique_lock<std::mutex>();
+  std::unique_lock lock(budget_mutex);
+  if (bytes <= budget && device.live_bytes() <= budget - bytes) return lock;
   return out_of_memory(op, bytes, site, fmt::format("the budget is {} bytes", budget));
 }
 
-Result<DevicePtr> FaceState::alloc_with_retry(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site) {
-  auto ptr = hooks.do_alloc(bytes, kind);
+Result<DevicePtr> FaceState::alloc_with_retry(Op op, std::uint64_t bytes, std::uint64_t band, MemoryKind kind, const Site& site) {
+  auto ptr = hooks.do_alloc(bytes + band, kind);
   if (ptr || ptr.error().code() != Errc::out_of_memory) return ptr;
   pool.trim();
-  ptr = hooks.do_alloc(bytes, kind);
+  ptr = hooks.do_alloc(bytes + band, kind);
   if (ptr || ptr.error().code() != Errc::out_of_memory) return ptr;
   Error error = out_of_memory(op, bytes, site, "the driver refused, also after the pool was trimmed");
   if (ptr.error().native_code() != 0) {
@@ -65,7 +68,8 @@ Result<DevicePtr> FaceState::alloc_with_retry(Op op, std::uint64_t bytes, Memory
 Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site) {
   if (bytes == 0) return Error(Errc::invalid_argument, fmt::format("{} of 0 bytes", metrale::to_string(op)), site);
   METRALE_TRY(guard_thread(op, site));
-  if (counts_as_live(kind)) METRALE_TRY(check_budget(op, bytes, site));
+  std::unique_lock<std::mutex> budget_lock;
+  if (counts_as_live(kind)) budget_lock = METRALE_TRY(check_budget(op, bytes, site));
   if (kind == MemoryKind::managed) {
     const DeviceMemoryInfo info = METRALE_TRY(hooks.do_memory_info());
     if (bytes > info.device_free) return out_of_memory(op, bytes, site, "managed memory beyond the device's own can hang it");
@@ -80,7 +84,7 @@ Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kin
     }
   }
   if (bytes > UINT64_MAX - band) return out_of_memory(op, bytes, site, "the size with its guard band overflows");
-  const DevicePtr ptr = METRALE_TRY(alloc_with_retry(op, bytes + band, kind, site));
+  const DevicePtr ptr = METRALE_TRY(alloc_with_retry(op, bytes, band, kind, site));
   if (band != 0) {
     zone.base = ptr, zone.block_bytes = bytes, zone.band_bytes = band, zone.site = site, zone.written = switches().redzone_fill;
     // Blocking, so that the band holds its value before anything can use the block.
@@ -169,7 +173,7 @@ Result<DevicePtr> GpuBackend::alloc_async(std::uint64_t bytes, StreamHandle stre
     METRALE_TRY(f.guard_thread(op.op, site));
     StreamRecord* record = METRALE_TRY(f.stream(stream, site));
     METRALE_TRY(f.guard_not_captured(op.op, record->capture.load(std::memory_order_acquire), site));
-    METRALE_TRY(f.check_budget(op.op, bytes, site));
+    const std::unique_lock<std::mutex> budget_lock = METRALE_TRY(f.check_budget(op.op, bytes, site));
     auto ptr = f.pool.take(bytes, record->native, record->pool);
     if (!ptr) {
       if (ptr.error().code() != Errc::out_of_memory) return ptr;

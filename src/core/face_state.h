@@ -89,6 +89,7 @@ struct FaceState {
   bool debug_sync_kernels = false;
   bool unchecked_copies = false;
   std::atomic<std::uint64_t> budget_bytes{UINT64_MAX};
+  std::mutex budget_mutex;
 
   AllocLedger device;  ///< Device addresses.
   AllocLedger host;    ///< The pinned table: host addresses.
@@ -205,14 +206,15 @@ struct FaceState {
 
   // ---- memory ----
 
-  /// Refuses what would lift live_bytes above the budget.
-  Result<> check_budget(Op op, std::uint64_t bytes, const Site& site);
+  /// Refuses what would lift live_bytes above the budget. The caller keeps the lock until the block is on the ledger, so that allocations
+  /// made at once do not pass together where one alone may; without a budget it holds nothing.
+  Result<std::unique_lock<std::mutex>> check_budget(Op op, std::uint64_t bytes, const Site& site);
   /// Takes a block off the ledger: in_use when a graph names it, invalid_argument when it is no live base of these kinds; nullopt on
   /// a lost device that was swept already. On a lost device the bytes count as abandoned.
   Result<std::optional<Allocation>> take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   Result<DevicePtr> allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
   /// Budget, device, then pool trimmed and one retry; `try_alloc(bytes)` is the backend's.
-  Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
+  Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, std::uint64_t band, MemoryKind kind, const Site& site);
   Error out_of_memory(Op op, std::uint64_t bytes, const Site& site, std::string_view why);
   Result<> release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   /// Explains an address that is no live base.

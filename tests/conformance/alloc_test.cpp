@@ -92,6 +92,14 @@ TEST_F(Alloc, OutOfMemoryTellsBytesFreeAndTotal) {
   EXPECT_EQ(gpu().live_alloc_count(), 0u);
 }
 
+TEST_F(Alloc, OutOfMemoryTellsTheBytesThatWereAskedForNotTheGuardBand) {
+  CreateOptions options;
+  options.face.redzone_bytes = 64;
+  remake(options);
+  const std::uint64_t asked = std::uint64_t{1} << 60;
+  EXPECT_TRUE(refused(gpu().alloc(asked), Errc::out_of_memory, {std::to_string(asked)}));
+}
+
 TEST_F(Alloc, OutOfMemoryNamesTheFiveLargestSites) {
   std::vector<std::string> sites;
   const auto hold = [&](std::uint64_t bytes, Site site = Site::current()) {

@@ -206,7 +206,13 @@ void Case::TearDown() {
 }
 
 std::unique_ptr<GpuBackend> Case::make(const CreateOptions& options) {
-  Result<std::unique_ptr<GpuBackend>> made = under_test().create(options);
+  CreateOptions settled = options;
+  if (!follows_environment()) {
+    settled.face.redzone_bytes = options.face.redzone_bytes.value_or(0);
+    settled.face.debug_sync_kernels = options.face.debug_sync_kernels.value_or(false);
+    settled.face.unchecked_copies = options.face.unchecked_copies.value_or(false);
+  }
+  Result<std::unique_ptr<GpuBackend>> made = under_test().create(settled);
   if (!made && made.error().code() == Errc::unsupported && !is_required(under_test().name)) {
     need(false, "this machine cannot run it: " + made.error().message());
   }

@@ -140,6 +140,8 @@ class Case : public ::testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
+  /// Whether the environment's switches reach the backends of this case; otherwise what a case does not set is off.
+  virtual bool follows_environment() const { return false; }
 
   /// The backend of this case, fresh.
   GpuBackend& gpu() { return *gpu_; }

@@ -6,7 +6,10 @@
 namespace metrale::conformance {
 namespace {
 
-class Switches : public CaseNeeding<memory, copies, streams> {};
+class Switches : public CaseNeeding<memory, copies, streams> {
+ protected:
+  bool follows_environment() const override { return true; }
+};
 
 TEST_F(Switches, RedzoneArmsBandsOfRoundedSizeWithTheirFill) {
   if (isolated({"METRALE_REDZONE=50", "METRALE_REDZONE_FILL=17", "METRALE_UNCHECKED=1"})) return;

@@ -67,6 +67,19 @@ TEST_F(Threads, AllocateAndFreeAtOnceWithAnExactLedger) {
   EXPECT_TRUE(gpu().live_allocations().empty());
 }
 
+TEST_F(Threads, ObeyTheBudgetTogether) {
+  gpu().set_budget(50'000);
+  std::atomic<int> num_refused{0};
+  on_threads(8, [&](std::size_t) {
+    for (int i = 0; i < 20; ++i) {
+      if (!gpu().alloc(1000)) ++num_refused;
+    }
+  });
+  EXPECT_EQ(gpu().live_bytes(), 50'000u) << "allocations made at once passed together";
+  EXPECT_LE(gpu().peak_bytes(), 50'000u + (1u << 20));
+  EXPECT_EQ(num_refused, 8 * 20 - 50);
+}
+
 TEST_F(Threads, NeverShareABlock) {
   constexpr std::size_t kThreads = 4;
   on_threads(kThreads, [&](std::size_t t) {
