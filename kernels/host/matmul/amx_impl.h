@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix product for many rows on AMX bf16 tiles: 32 rows by 32 columns at a time, sums in f32 inside the tiles. Quantised
-// weights become a bf16 panel in cache, once for each panel of columns; bf16 weights are used where they lie, and their f32
-// activations are split in three bf16 parts so that nothing is rounded. Included by ops_amx.cpp alone.
+// The matrix product for many rows on AMX bf16 tiles: 32 rows by 32 columns at a time, sums in f32 inside the tiles. A bf16 value has
+// 8 bits, too few for the logits that come out at the end, so operands are split into parts that add up: quantised weights and their
+// activations in two each, of which three products are taken; f32 activations of bf16 weights in three, which is all of them.
+// Quantised weights become a panel of tiles in cache once for each panel of columns; bf16 weights are used where they lie. Included
+// by ops_amx.cpp alone.
 #pragma once
 
 #include "linear_impl.h"
@@ -38,17 +40,22 @@ struct Sums {
   std::size_t stride[2];
 };
 
-/// What two row tiles and two column tiles are multiplied from. `a`: activations, `parts` tiles a step. `b`: weights, `b_step` bytes
-/// from one step of 32 elements to the next.
+/// What two row tiles and two column tiles are multiplied from. `a`: activations, all parts of a step together. `b`: weights, `b_step`
+/// bytes from one step of 32 elements to the next. Split weights have two parts, the low one kLowPart behind the high one.
 struct Operands {
   const std::byte* a[2];
   const std::byte* b[2];
   std::size_t b_step;
   std::uint32_t steps;
-  int parts;
+  bool split;
 };
+inline constexpr std::size_t kLowPart = 2 * kTile;
 
-template <int row_tiles, int column_tiles>
+/// Parts of an activation: with split weights two, and the product of the low parts is left out (2^-16 of the whole); with bf16 weights
+/// three, which is all of a float.
+METRALE_INLINE constexpr int parts_for(bool split) { return split ? 2 : 3; }
+
+template <int row_tiles, int column_tiles, bool split>
 static void multiply(const Operands& in, const Sums& sums) {
   const std::byte *a0 = in.a[0], *a1 = in.a[1], *b0 = in.b[0], *b1 = in.b[1];
   if (sums.from[0] == nullptr) {
@@ -62,22 +69,28 @@ static void multiply(const Operands& in, const Sums& sums) {
     if constexpr (row_tiles > 1) METRALE_TILE_LOAD(2, sums.from[0] + 16 * sums.stride[0], sums.stride[0]);
     if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_LOAD(3, sums.from[1] + 16 * sums.stride[1], sums.stride[1]);
   }
-  for (std::uint32_t s = 0; s < in.steps; ++s, b0 += in.b_step) {
+  constexpr int kParts = parts_for(split);
+  for (std::uint32_t s = 0; s < in.steps; ++s, b0 += in.b_step, b1 += in.b_step, a0 += kParts * kTile, a1 += kParts * kTile) {
     METRALE_TILE_LOAD(6, b0, 64);
-    // The second of each pair is null where there is one tile.
-    if constexpr (column_tiles > 1) {
-      METRALE_TILE_LOAD(7, b1, 64);
-      b1 += in.b_step;
-    }
-    for (int part = 0; part < in.parts; ++part, a0 += kTile) {
-      METRALE_TILE_LOAD(4, a0, 64);
+    if constexpr (column_tiles > 1) METRALE_TILE_LOAD(7, b1, 64);
+    for (std::size_t part = kParts; part-- > 0;) {  // the high part last: it stays for the low weights
+      METRALE_TILE_LOAD(4, a0 + part * kTile, 64);
       METRALE_TILE_DOT(0, 4, 6);
       if constexpr (column_tiles > 1) METRALE_TILE_DOT(1, 4, 7);
       if constexpr (row_tiles > 1) {
-        METRALE_TILE_LOAD(5, a1, 64);
-        a1 += kTile;
+        METRALE_TILE_LOAD(5, a1 + part * kTile, 64);
         METRALE_TILE_DOT(2, 5, 6);
         if constexpr (column_tiles > 1) METRALE_TILE_DOT(3, 5, 7);
+      }
+    }
+    if constexpr (split) {
+      METRALE_TILE_LOAD(6, b0 + kLowPart, 64);
+      METRALE_TILE_DOT(0, 4, 6);
+      if constexpr (row_tiles > 1) METRALE_TILE_DOT(2, 5, 6);
+      if constexpr (column_tiles > 1) {
+        METRALE_TILE_LOAD(7, b1 + kLowPart, 64);
+        METRALE_TILE_DOT(1, 4, 7);
+        if constexpr (row_tiles > 1) METRALE_TILE_DOT(3, 5, 7);
       }
     }
   }
@@ -87,12 +100,18 @@ static void multiply(const Operands& in, const Sums& sums) {
   if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_STORE(3, sums.to[1] + 16 * sums.stride[1], sums.stride[1]);
 }
 
-/// Lanes of `even` and `odd` as neighbouring bf16 values: a tile row holds elements 2i, 2i+1 of column 0, then of column 1, …
-METRALE_INLINE V16i interleave_bf16(V16f even, V16f odd) {
-  const V16i half = splat(0x8000);  // to nearest, ties away: sums of exact products notice no difference
-  const __m512i lo = reinterpret_cast<__m512i>((float_bits(even) + half) >> 16);
-  const __m512i hi = reinterpret_cast<__m512i>(float_bits(odd) + half);
-  return reinterpret_cast<V16i>(_mm512_mask_blend_epi16(0xaaaaaaaau, lo, hi));
+/// Lanes of `even` and `odd` as neighbouring bf16 values, cut off: a tile row holds elements 2i, 2i+1 of column 0, then of column 1, …
+METRALE_INLINE V16i interleave_bf16(V16i even, V16i odd) {
+  return reinterpret_cast<V16i>(
+      _mm512_mask_blend_epi16(0xaaaaaaaau, reinterpret_cast<__m512i>(even >> 16), reinterpret_cast<__m512i>(odd)));
+}
+/// Two columns' worth of lanes as a high and a low tile row. The high part is rounded, so that the low part is as small as it can be.
+METRALE_INLINE void emit_pair(V16f even, V16f odd, std::byte* out) {
+  const V16i half = splat(0x8000), keep = splat(static_cast<std::int32_t>(0xffff0000));
+  const V16i e = float_bits(even) + half, o = float_bits(odd) + half;
+  store(out, interleave_bf16(e, o));
+  const V16i el = float_bits(even - bits_to_float(e & keep)) + half, ol = float_bits(odd - bits_to_float(o & keep)) + half;
+  store(out + kLowPart, interleave_bf16(el, ol));
 }
 
 /// Four bytes of every row, lane by lane, as scale * byte + add, into two tile rows at `out`.
@@ -104,8 +123,8 @@ METRALE_INLINE void emit_line(Line bytes, V16f scale, V16f add, std::byte* out) 
   f[2] = to_float(reinterpret_cast<V16i>((v >> 16) & 255u));
   f[3] = to_float(reinterpret_cast<V16i>(v >> 24));
   for (auto& value : f) value = value * scale + add;
-  store(out, interleave_bf16(f[0], f[1]));
-  store(out + 64, interleave_bf16(f[2], f[3]));
+  emit_pair(f[0], f[1], out);
+  emit_pair(f[2], f[3], out + 64);
 }
 
 /// Elements [first, first + count) of a packed quantised group as tiles, 1 KiB for every 32 elements, `step` bytes apart. `first` and
@@ -178,7 +197,7 @@ METRALE_INLINE void store_bf16(std::byte* p, V16f lo, V16f hi) {
 }
 METRALE_INLINE V16f without_bf16(V16f v) { return v - bits_to_float(to_bf16_bits(v) << 16); }
 
-/// Writes 16 rows of x as bf16 tiles (parts 1 or 3); rows beyond `rows` are zero. `row` holds round_up(k, 32) floats.
+/// Writes 16 rows of x as bf16 tiles; rows beyond `rows` are zero. `row` holds round_up(k, 32) floats.
 template <int parts>
 static void prepare_tiles(const Call& c, std::uint32_t first, std::uint32_t rows, std::byte* out, float* row) {
   const std::uint32_t k = c.p.k, steps = (k + 31) / 32;
@@ -200,13 +219,9 @@ static void prepare_tiles(const Call& c, std::uint32_t first, std::uint32_t rows
   }
 }
 
-METRALE_INLINE int parts_of(const Call& c) {
-  return activation_class(static_cast<DType>(c.p.w[0].dtype), static_cast<Precision>(c.p.precision)) == ActivationClass::bf16 ? 3
-                                                                                                                              : 1;
-}
-METRALE_INLINE std::size_t row_tile_bytes(const Call& c) {
-  return std::size_t{(c.p.k + 31) / 32} * static_cast<std::size_t>(parts_of(c)) * kTile;
-}
+METRALE_INLINE bool is_split(const Call& c) { return static_cast<DType>(c.p.w[0].dtype) != DType::bf16; }
+METRALE_INLINE std::size_t parts_of(const Call& c) { return static_cast<std::size_t>(parts_for(is_split(c))); }
+METRALE_INLINE std::size_t row_tile_bytes(const Call& c) { return std::size_t{(c.p.k + 31) / 32} * parts_of(c) * kTile; }
 
 // Rows whose sums are kept at once: 512 rows by 32 columns of f32 are 64 KiB, and 512 rows of activations of usual width stay in L2.
 inline constexpr std::uint32_t kRowBlock = 512;
@@ -218,15 +233,22 @@ struct ColumnTiles {
   int count;
 };
 
+template <bool split>
 METRALE_INLINE void multiply_some(const Operands& in, const Sums& sums, bool tall, bool wide) {
   if (tall && wide)
-    multiply<2, 2>(in, sums);
+    multiply<2, 2, split>(in, sums);
   else if (tall)
-    multiply<2, 1>(in, sums);
+    multiply<2, 1, split>(in, sums);
   else if (wide)
-    multiply<1, 2>(in, sums);
+    multiply<1, 2, split>(in, sums);
   else
-    multiply<1, 1>(in, sums);
+    multiply<1, 1, split>(in, sums);
+}
+METRALE_INLINE void multiply_some(const Operands& in, const Sums& sums, bool tall, bool wide) {
+  if (in.split)
+    multiply_some<true>(in, sums, tall, wide);
+  else
+    multiply_some<false>(in, sums, tall, wide);
 }
 
 /// Sums kept at `scratch`, [column tile][32 rows][16].
@@ -304,11 +326,11 @@ static void multiply_slice(const Call& c, const ColumnTiles& columns, std::uint3
                            std::uint32_t num_steps) {
   const std::uint32_t k = c.p.k;
   std::byte* panel = c.shared;
-  std::byte* scratch = panel + 2 * std::size_t{kPanelK} * 32;
+  std::byte* scratch = panel + kPanelK / 32 * 2 * kLowPart;
   std::byte* stage = scratch + std::size_t{kRowBlock} * 32 * sizeof(float);
   Operands in{};
   in.steps = num_steps;
-  in.parts = parts_of(c);
+  in.split = is_split(c);
   for (int i = 0; i < columns.count; ++i) {
     const std::uint32_t matrix = columns.matrix[i];
     const auto type = static_cast<DType>(c.p.w[matrix].dtype);
@@ -319,16 +341,15 @@ static void multiply_slice(const Call& c, const ColumnTiles& columns, std::uint3
       in.b_step = kTile;
     } else {
       std::byte* tiles = panel + static_cast<std::size_t>(i) * kTile;
-      dequantise_group(type, group, k, 32 * step, 32 * num_steps, tiles, 2 * kTile);
+      dequantise_group(type, group, k, 32 * step, 32 * num_steps, tiles, 2 * kLowPart);
       in.b[i] = tiles;
-      in.b_step = 2 * kTile;
+      in.b_step = 2 * kLowPart;
     }
   }
   const bool fresh = step == 0, last = step + num_steps == (k + 31) / 32;
   const bool wide = columns.count > 1, in_y = !c.swiglu && fits_y(c, columns);
   const std::size_t row_tile = row_tile_bytes(c);
-  const std::byte* a =
-      static_cast<const std::byte*>(c.x) + row / 16 * row_tile + std::size_t{step} * static_cast<std::size_t>(in.parts) * kTile;
+  const std::byte* a = static_cast<const std::byte*>(c.x) + row / 16 * row_tile + std::size_t{step} * parts_of(c) * kTile;
   for (; row < row_end; row += 32, a += 2 * row_tile) {
     const std::uint32_t rows = row_end - row < 32 ? row_end - row : 32;
     in.a[0] = a, in.a[1] = a + row_tile;
@@ -378,10 +399,10 @@ static void prepare(const Call& c) {
     const std::uint32_t rows = c.p.m - 16 * t < 16 ? c.p.m - 16 * t : 16;
     std::byte* out = static_cast<std::byte*>(c.prepared_out) + t * row_tile_bytes(c);
     auto* row = reinterpret_cast<float*>(c.shared);
-    if (parts_of(c) == 3)
-      prepare_tiles<3>(c, 16 * t, rows, out, row);
+    if (is_split(c))
+      prepare_tiles<parts_for(true)>(c, 16 * t, rows, out, row);
     else
-      prepare_tiles<1>(c, 16 * t, rows, out, row);
+      prepare_tiles<parts_for(false)>(c, 16 * t, rows, out, row);
   }
 }
 

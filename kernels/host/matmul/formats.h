@@ -22,20 +22,23 @@ namespace metrale::host::matmul {
 
 inline constexpr std::size_t kLine = 64;
 
-/// What `prepare` keeps of 32 consecutive int8 activations: x ≈ d * q. ds = d * (sum of q); the sums are of elements 0–15 and 16–31.
-struct Q8Scale {
+/// The weight of the high byte of an activation: x ≈ d * (kHigh * h + l) with h and l in [-127, 127], so 16 bits that 8-bit
+/// instructions can multiply. Not 256: then l could be -128, which has no negative.
+inline constexpr int kHigh = 254;
+
+/// What `prepare` keeps of 32 consecutive activations. q = kHigh * h + l; ds = d * (sum of q).
+struct Q16Scale {
   float d;
   float ds;
-  std::int32_t sum_lo;
-  std::int32_t sum_hi;
+  std::int32_t half_sums[2];  ///< Of q over elements 0–15 and 16–31.
 };
-static_assert(sizeof(Q8Scale) == 16);
+static_assert(sizeof(Q16Scale) == 16);
 
 /// How a row of activations is stored.
 ///   f32   [round_up(k, 16)] floats, zero padded
-///   q8    [k] int8, then [k / 32] Q8Scale
-///   bf16  for 16 rows at a time: [k / 32] tiles of [16 rows][32 elements]
-///   bf16x3  as bf16 with three tiles for each, whose sum is the f32 value to 24 bits: high, middle, low
-enum class ActivationFormat : std::uint8_t { f32, q8, bf16, bf16x3 };
+///   q16   [k / 32] lines of { 32 h, 32 l }, then [k / 32] Q16Scale
+///   bf16  for 16 rows at a time: [k / 32] steps of 2 or 3 tiles of [16 rows][32 elements], whose sum is the f32 value to 16 or 24 bits,
+///         the highest part first
+enum class ActivationFormat : std::uint8_t { f32, q16 };
 
 }  // namespace metrale::host::matmul

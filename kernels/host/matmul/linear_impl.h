@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix product for one instruction set, on int8 or f32 activations: one group of 16 output columns at a time against a tile of
+// The matrix product for one instruction set, on 16-bit or f32 activations: one group of 16 output columns at a time against a tile of
 // rows. Included by ops_<isa>.cpp after simd.h and prepare_impl.h.
 #pragma once
 
@@ -23,15 +23,35 @@ METRALE_INLINE void prefetch_start(const std::byte* p, const std::byte* end) {
   for (; p < stop; p += kLine) prefetch(p);
 }
 
-METRALE_INLINE const std::int8_t* row_q(const Rows& x, std::uint32_t r) {
-  return reinterpret_cast<const std::int8_t*>(x.base + r * x.stride);
+/// The two bytes of 32 activations of row r: h at the result, l 32 bytes on.
+METRALE_INLINE const std::int8_t* row_q(const Rows& x, std::uint32_t r, std::uint32_t block) {
+  return reinterpret_cast<const std::int8_t*>(x.base + r * x.stride) + std::size_t{block} * 64;
 }
-METRALE_INLINE const Q8Scale* row_scales(const Rows& x, std::uint32_t r) {
-  return reinterpret_cast<const Q8Scale*>(x.base + r * x.stride + x.k);
+METRALE_INLINE const Q16Scale* row_scales(const Rows& x, std::uint32_t r) {
+  return reinterpret_cast<const Q16Scale*>(x.base + r * x.stride + 2 * std::size_t{x.k});
 }
 METRALE_INLINE const float* row_f32(const Rows& x, std::uint32_t r) {
   return reinterpret_cast<const float*>(x.base + r * x.stride);
 }
+
+/// Products with both bytes of the activations.
+struct Sum16 {
+  Sum h, l;
+};
+METRALE_INLINE Sum16 zero_sum16() { return {zero_sum(), zero_sum()}; }
+METRALE_INLINE Sum16 dot_nibble(const Sum16& s, const Line& w, const std::int8_t* q) {
+  return {dot_nibble(s.h, w, q), dot_nibble(s.l, w, q + 32)};
+}
+METRALE_INLINE Sum16 dot_u8(const Sum16& s, const Line& w, const std::int8_t* q) {
+  return {dot_u8(s.h, w, q), dot_u8(s.l, w, q + 32)};
+}
+METRALE_INLINE Sum16 dot_biased(const Sum16& s, const Line& w, const std::int8_t* q) {
+  return {dot_biased(s.h, w, q), dot_biased(s.l, w, q + 32)};
+}
+METRALE_INLINE V16f finish_nibble(const Sum16& s) {
+  return to_float(finish_nibble(s.h)) * float{kHigh} + to_float(finish_nibble(s.l));
+}
+METRALE_INLINE V16f finish(const Sum16& s) { return to_float(finish(s.h)) * float{kHigh} + to_float(finish(s.l)); }
 
 // Each group kernel: out[r] = 16 columns of row r of x times the packed group, for M rows.
 
@@ -41,18 +61,18 @@ static void group_q4_1(const std::byte* w, const std::byte* end, const Rows& x, 
   for (std::uint32_t b = 0; b < x.k / 32; ++b, w += 320) {
     prefetch_lines<5>(w, end);
     const V16f d = load_f16(w), m = load_f16(w + 32);
-    Sum sum[M];
-    for (int r = 0; r < M; ++r) sum[r] = zero_sum();
+    Sum16 sum[M];
+    for (int r = 0; r < M; ++r) sum[r] = zero_sum16();
     for (int i = 0; i < 4; ++i) {
       const Line raw = load_line(w + 64 + 64 * i), lo = low_nibbles(raw), hi = high_nibbles(raw);
       for (int r = 0; r < M; ++r) {
-        const std::int8_t* q = row_q(x, r) + 32 * b + 4 * i;
+        const std::int8_t* q = row_q(x, r, b) + 4 * i;
         sum[r] = dot_nibble(dot_nibble(sum[r], lo, q), hi, q + 16);
       }
     }
     for (int r = 0; r < M; ++r) {
-      const Q8Scale& s = row_scales(x, r)[b];
-      acc[r] += to_float(finish_nibble(sum[r])) * s.d * d;
+      const Q16Scale& s = row_scales(x, r)[b];
+      acc[r] += finish_nibble(sum[r]) * s.d * d;
       mins[r] += m * s.ds;
     }
   }
@@ -80,18 +100,18 @@ static void group_q4_0(const std::byte* w, const std::byte* end, const Rows& x, 
     prefetch_lines<4>(at.lines_at, end);
     if ((b & 1) == 0) prefetch_lines<1>(at.d, end);
     const V16f d = load_f16(at.d);
-    Sum sum[M];
-    for (int r = 0; r < M; ++r) sum[r] = zero_sum();
+    Sum16 sum[M];
+    for (int r = 0; r < M; ++r) sum[r] = zero_sum16();
     for (int i = 0; i < 4; ++i) {
       const Line raw = load_line(at.lines_at + 64 * i), lo = low_nibbles(raw), hi = high_nibbles(raw);
       for (int r = 0; r < M; ++r) {
-        const std::int8_t* q = row_q(x, r) + 32 * b + 4 * i;
+        const std::int8_t* q = row_q(x, r, b) + 4 * i;
         sum[r] = dot_nibble(dot_nibble(sum[r], lo, q), hi, q + 16);
       }
     }
     for (int r = 0; r < M; ++r) {
-      const Q8Scale& s = row_scales(x, r)[b];
-      acc[r] += (to_float(finish_nibble(sum[r])) * s.d - 8.0f * s.ds) * d;
+      const Q16Scale& s = row_scales(x, r)[b];
+      acc[r] += (finish_nibble(sum[r]) * s.d - 8.0f * s.ds) * d;
     }
   }
   for (int r = 0; r < M; ++r) out[r] = acc[r];
@@ -106,16 +126,16 @@ static void group_q8_0(const std::byte* w, const std::byte* end, const Rows& x, 
     prefetch_lines<8>(at.lines_at, end);
     if ((b & 1) == 0) prefetch_lines<1>(at.d, end);
     const V16f d = load_f16(at.d);
-    Sum sum[M];
-    for (int r = 0; r < M; ++r) {
-      const Q8Scale& s = row_scales(x, r)[b];
-      sum[r] = biased_start(s.sum_lo + s.sum_hi);
-    }
+    Sum16 sum[M];
+    for (int r = 0; r < M; ++r) sum[r] = zero_sum16();
     for (int i = 0; i < 8; ++i) {
       const Line line = load_line(at.lines_at + 64 * i);
-      for (int r = 0; r < M; ++r) sum[r] = dot_biased(sum[r], line, row_q(x, r) + 32 * b + 4 * i);
+      for (int r = 0; r < M; ++r) sum[r] = dot_biased(sum[r], line, row_q(x, r, b) + 4 * i);
     }
-    for (int r = 0; r < M; ++r) acc[r] += to_float(finish(sum[r])) * row_scales(x, r)[b].d * d;
+    for (int r = 0; r < M; ++r) {
+      const Q16Scale& s = row_scales(x, r)[b];
+      acc[r] += (finish(sum[r]) * s.d - kBiasLeft * s.ds) * d;
+    }
   }
   for (int r = 0; r < M; ++r) out[r] = acc[r];
 }
@@ -141,22 +161,22 @@ static void group_q4_k(const std::byte* w, const std::byte* end, const Rows& x, 
     for (int c = 0; c < 4; ++c) {  // 64 elements: the low nibbles of 8 lines, then the high ones
       const std::byte* lines = w + 256 + 512 * c;
       prefetch_lines<8>(lines, end);
-      Sum lo[M], hi[M];
-      for (int r = 0; r < M; ++r) lo[r] = hi[r] = zero_sum();
+      Sum16 lo[M], hi[M];
+      for (int r = 0; r < M; ++r) lo[r] = hi[r] = zero_sum16();
       for (int i = 0; i < 8; ++i) {
         const Line raw = load_line(lines + 64 * i), low = low_nibbles(raw), high = high_nibbles(raw);
         for (int r = 0; r < M; ++r) {
-          const std::int8_t* q = row_q(x, r) + 256 * b + 64 * c + 4 * i;
+          const std::int8_t* q = row_q(x, r, 8 * b + 2 * static_cast<std::uint32_t>(c)) + 4 * i;
           lo[r] = dot_nibble(lo[r], low, q);
-          hi[r] = dot_nibble(hi[r], high, q + 32);
+          hi[r] = dot_nibble(hi[r], high, q + 64);
         }
       }
       const ScaleMin s0 = q4_k_scale(w + 64, 2 * c), s1 = q4_k_scale(w + 64, 2 * c + 1);
       const V16f d0 = d * to_float(s0.scale), d1 = d * to_float(s1.scale);
       const V16f m0 = dmin * to_float(s0.min), m1 = dmin * to_float(s1.min);
       for (int r = 0; r < M; ++r) {
-        const Q8Scale* s = row_scales(x, r) + 8 * b + 2 * c;
-        acc[r] += to_float(finish_nibble(lo[r])) * s[0].d * d0 + to_float(finish_nibble(hi[r])) * s[1].d * d1;
+        const Q16Scale* s = row_scales(x, r) + 8 * b + 2 * c;
+        acc[r] += finish_nibble(lo[r]) * s[0].d * d0 + finish_nibble(hi[r]) * s[1].d * d1;
         acc[r] -= m0 * s[0].ds + m1 * s[1].ds;
       }
     }
@@ -175,17 +195,17 @@ template <int part, int M>
 METRALE_INLINE void q6_k_part(const std::byte* w, const std::byte* low, const std::byte* high, int half, V16f d, const Rows& x,
                               std::uint32_t first, V16f* acc) {
   for (int sub = 0; sub < 2; ++sub) {  // 16 elements share a scale
-    Sum sum[M];
-    for (int r = 0; r < M; ++r) sum[r] = zero_sum();
+    Sum16 sum[M];
+    for (int r = 0; r < M; ++r) sum[r] = zero_sum16();
     for (int i = 0; i < 4; ++i) {
       const Line line = q6_k_line<part>(low, high, 4 * sub + i);
-      for (int r = 0; r < M; ++r) sum[r] = dot_u8(sum[r], line, row_q(x, r) + first + 32 * part + 16 * sub + 4 * i);
+      for (int r = 0; r < M; ++r) sum[r] = dot_u8(sum[r], line, row_q(x, r, first / 32 + part) + 16 * sub + 4 * i);
     }
     const V16i scale = __builtin_convertvector(load<V16c>(w + 32 + 16 * (8 * half + 2 * part + sub)), V16i);
     const V16f ds = d * to_float(scale);
     for (int r = 0; r < M; ++r) {
-      const Q8Scale& s = row_scales(x, r)[first / 32 + part];
-      acc[r] += to_float(finish(sum[r]) - 32 * (sub ? s.sum_hi : s.sum_lo)) * s.d * ds;
+      const Q16Scale& s = row_scales(x, r)[first / 32 + part];
+      acc[r] += (finish(sum[r]) - 32.0f * static_cast<float>(s.half_sums[sub])) * s.d * ds;
     }
   }
 }
@@ -287,9 +307,9 @@ struct GroupKernels {
   GroupKernel by_rows[4];
 };
 static GroupKernels kernels_for(DType type, ActivationFormat format) {
-  if (format == ActivationFormat::q8) {
+  if (format == ActivationFormat::q16) {
     GroupKernels k{{quantised_kernel<1>(type), quantised_kernel<2>(type), nullptr, nullptr}};
-    if constexpr (kRowTile >= 8) k.by_rows[2] = quantised_kernel<4>(type), k.by_rows[3] = quantised_kernel<8>(type);
+    if constexpr (kRowTile >= 8) k.by_rows[2] = quantised_kernel<4>(type);  // eight would not fit the registers
     return k;
   }
   GroupKernels k{{dense_kernel<1>(type), dense_kernel<2>(type), dense_kernel<4>(type), nullptr}};
@@ -392,7 +412,7 @@ static const std::byte* stage_group(const Call& c, std::uint32_t matrix, std::ui
   return reinterpret_cast<const std::byte*>(panel);
 }
 
-/// linear and linear4 on rows in q8 or f32 form.
+/// linear and linear4 on rows in q16 or f32 form.
 static void linear_rows(const Call& c, ActivationFormat format, const Rows& x, std::byte* stage) {
   for (std::uint32_t matrix = 0, before = 0; matrix < c.matrices; before += groups_of(c.p.w[matrix++])) {
     const Share groups = groups_here(c, matrix, before);
@@ -436,7 +456,7 @@ static void swiglu_rows(const Call& c, ActivationFormat format, const Rows& x, s
 /// The form in which x meets weights of this call without AMX.
 METRALE_INLINE ActivationFormat row_format(const Call& c) {
   const auto cls = activation_class(static_cast<DType>(c.p.w[0].dtype), static_cast<Precision>(c.p.precision));
-  return cls == ActivationClass::quantised ? ActivationFormat::q8 : ActivationFormat::f32;
+  return cls == ActivationClass::quantised ? ActivationFormat::q16 : ActivationFormat::f32;
 }
 
 static void prepare_as_rows(const Call& c) {

@@ -132,7 +132,7 @@ static constexpr Plan plan_linear(std::string_view function, const LinearParams&
   std::uint64_t blocks = std::uint64_t{threads} * (groups < 512 ? 2 : 8);
   blocks = blocks > groups ? groups : blocks;
   const std::uint64_t fused = p.prepared ? 0 : (std::uint64_t{p.m} + 1) * (round_up(p.k, 64) * 4 + 64);
-  const std::uint64_t panel = 128 * 1024;  // a slice of W as bf16, and output tiles
+  const std::uint64_t panel = 160 * 1024;  // a slice of W as bf16, and output tiles
   const std::uint64_t exact =
       p.precision == static_cast<std::uint32_t>(Precision::exact) ? 2 * 68 * std::uint64_t{p.k} : 0;  // W as f32
   return {function,

@@ -50,14 +50,19 @@ static void normalise_row(const Call& c, const float* x, float* out) {
   for (i = 0; i < k; i += 16) store(out + i, load_some(x + i, k - i) * scale * (load_norm(c.norm, type, i, k - i) + c.p.norm_add));
 }
 
-/// A row of floats as int8 blocks; k is a multiple of 32.
-static void quantise_row(const float* x, std::uint32_t k, std::int8_t* q, Q8Scale* scales) {
-  for (std::uint32_t b = 0; b < k / 32; ++b, x += 32, q += 32) {
+/// A row of floats as 16-bit blocks; k is a multiple of 32.
+static void quantise_row(const float* x, std::uint32_t k, std::int8_t* q, Q16Scale* scales) {
+  constexpr float kLargest = 127.0f * kHigh;
+  for (std::uint32_t b = 0; b < k / 32; ++b, x += 32, q += 64) {
     const V16f lo = load<V16f>(x), hi = load<V16f>(x + 16);
     const float top = reduce_max(max(abs(lo), abs(hi)));
-    const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0.0f;
-    const TwoSums sums = store_int8(q, round_to_int(lo * inverse), round_to_int(hi * inverse));
-    scales[b] = {d, d * static_cast<float>(sums.lo + sums.hi), sums.lo, sums.hi};
+    const float d = top * (1.0f / kLargest), inverse = top > 0 ? kLargest / top : 0.0f;
+    const V16f qlo = lo * inverse, qhi = hi * inverse;
+    const V16i hlo = round_to_int(qlo * (1.0f / kHigh)), hhi = round_to_int(qhi * (1.0f / kHigh));
+    const TwoSums high = store_int8(q, hlo, hhi);
+    const TwoSums low = store_int8(q + 32, round_to_int(qlo - to_float(hlo) * kHigh), round_to_int(qhi - to_float(hhi) * kHigh));
+    const std::int32_t first = kHigh * high.lo + low.lo, second = kHigh * high.hi + low.hi;
+    scales[b] = {d, d * static_cast<float>(first + second), {first, second}};
   }
 }
 
@@ -69,11 +74,11 @@ struct Rows {
 };
 
 METRALE_INLINE std::size_t row_stride(ActivationFormat format, std::uint32_t k) {
-  return format == ActivationFormat::q8 ? padded(k + k / 32 * static_cast<std::uint32_t>(sizeof(Q8Scale)), 64)
-                                        : padded(k, 16) * sizeof(float);
+  return format == ActivationFormat::q16 ? padded(2 * k + k / 32 * static_cast<std::uint32_t>(sizeof(Q16Scale)), 64)
+                                         : padded(k, 16) * sizeof(float);
 }
 
-/// Rows [first, first + count) of x as `format` (f32 or q8) at `out`; `scratch` holds round_up(k, 16) floats.
+/// Rows [first, first + count) of x as `format` at `out`; `scratch` holds round_up(k, 16) floats.
 static void prepare_rows(const Call& c, ActivationFormat format, std::uint32_t first, std::uint32_t count, std::byte* out,
                          float* scratch) {
   const std::size_t stride = row_stride(format, c.p.k);
@@ -84,7 +89,7 @@ static void prepare_rows(const Call& c, ActivationFormat format, std::uint32_t f
       continue;
     }
     normalise_row(c, x, scratch);
-    quantise_row(scratch, c.p.k, reinterpret_cast<std::int8_t*>(out), reinterpret_cast<Q8Scale*>(out + c.p.k));
+    quantise_row(scratch, c.p.k, reinterpret_cast<std::int8_t*>(out), reinterpret_cast<Q16Scale*>(out + 2 * c.p.k));
   }
 }
 

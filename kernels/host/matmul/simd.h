@@ -176,8 +176,8 @@ METRALE_INLINE Sum dot_u8(Sum s, Line w, const std::int8_t* x) {
 METRALE_INLINE Sum dot_nibble(Sum s, Line w, const std::int8_t* x) { return dot_u8(s, w, x); }
 METRALE_INLINE V16i finish_nibble(Sum s) { return reinterpret_cast<V16i>(s); }
 METRALE_INLINE V16i finish(Sum s) { return reinterpret_cast<V16i>(s); }
-/// For weights biased by 128: the correction that finish() still needs is -128 * (sum of activations), put in front.
-METRALE_INLINE Sum biased_start(std::int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
+/// Weights biased by 128. What is left of the bias in the sum, in weights: kBiasLeft times the sum of the activations.
+inline constexpr float kBiasLeft = 128;
 METRALE_INLINE Sum dot_biased(Sum s, Line w, const std::int8_t* x) { return dot_u8(s, w, x); }
 inline constexpr int kRowTile = 8;
 #elif defined(__AVX2__)
@@ -227,7 +227,7 @@ METRALE_INLINE Sum dot_u8(Sum s, Line w, const std::int8_t* x) {
   return {_mm256_add_epi32(s.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(w.lo, v), ones)),
           _mm256_add_epi32(s.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(w.hi, v), ones))};
 }
-METRALE_INLINE Sum biased_start(std::int32_t) { return zero_sum(); }
+inline constexpr float kBiasLeft = 0;
 METRALE_INLINE Sum dot_biased(Sum s, Line w, const std::int8_t* x) {
   const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(-128), v = splat_four(x);
   const __m256i lo = _mm256_xor_si256(w.lo, flip), hi = _mm256_xor_si256(w.hi, flip);
@@ -267,7 +267,7 @@ METRALE_INLINE Sum dot_u8(Sum s, const Line& w, const std::int8_t* x) {
 METRALE_INLINE Sum dot_nibble(Sum s, const Line& w, const std::int8_t* x) { return dot_u8(s, w, x); }
 METRALE_INLINE V16i finish_nibble(Sum s) { return s; }
 METRALE_INLINE V16i finish(Sum s) { return s; }
-METRALE_INLINE Sum biased_start(std::int32_t sum) { return splat(-128 * sum); }
+inline constexpr float kBiasLeft = 128;
 METRALE_INLINE Sum dot_biased(Sum s, const Line& w, const std::int8_t* x) { return dot_u8(s, w, x); }
 inline constexpr int kRowTile = 2;
 #endif
