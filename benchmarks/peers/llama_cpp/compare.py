@@ -130,11 +130,11 @@ def main():
     peak = max(s["peak_bytes"] for s in samples["metgpu"])
     extra = peak - report["file_bytes"] - max(s["kv_bytes"] for s in samples["metgpu"])
     report["peak_bytes"], report["peak_beyond_file_and_kv_bytes"] = peak, extra
-    print(f"metgpu peak resident {peak / 2**20:.1f} MiB: {extra / 2**20:.1f} MiB beyond file and KV cache")
-    print("llama.cpp:", json.dumps(report["llama.cpp"]))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
+    print(f"metgpu peak resident {peak / 2**20:.1f} MiB: {extra / 2**20:.1f} MiB beyond file and KV cache")
+    print("llama.cpp:", json.dumps(report["llama.cpp"]))
     if report["ratio"]["decode"] < args.require_decode or report["ratio"]["prefill"] < args.require_prefill:
         sys.exit("compare: below the required ratio")
 
