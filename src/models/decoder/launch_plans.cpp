@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 
 // Pure functions only: nothing is linked from the kernels.
 #include "decoder/decoder.h"
@@ -15,11 +14,6 @@ namespace {
 
 namespace matmul = host::matmul;
 namespace decoder = host::decoder;
-
-// The kernels' own view of the arguments must be the public one.
-static_assert(sizeof(LinearParams) == sizeof(matmul::LinearParams) && sizeof(RepackParams) == sizeof(matmul::RepackParams) &&
-              sizeof(GatherParams) == sizeof(matmul::GatherParams));
-static_assert(kMatmulModule == matmul::kModule && kMaxLinearMatrices == matmul::kMaxMatrices);
 
 LaunchShape shape(const matmul::Plan& plan) { return {plan.grid, {}, plan.shared_bytes}; }
 
@@ -32,7 +26,7 @@ class HostPlans final : public LaunchPlans {
   bool supports(DType weights) const noexcept override { return matmul::supports(weights); }
   bool can_repack(DType weights, std::uint32_t k) const noexcept override { return matmul::can_repack(weights, k); }
   int activation_class(DType weights, Precision precision) const noexcept override {
-    return static_cast<int>(matmul::activation_class(weights, static_cast<matmul::Precision>(precision)));
+    return static_cast<int>(matmul::activation_class(weights, precision));
   }
   std::uint32_t max_unprepared_rows() const noexcept override { return matmul::kFusedRows; }
   std::uint64_t prepared_bytes(std::uint32_t m, std::uint32_t k) const noexcept override { return matmul::prepared_bytes(m, k); }
@@ -42,7 +36,7 @@ class HostPlans final : public LaunchPlans {
   LaunchShape gather(std::uint32_t m) const noexcept override { return shape(matmul::plan_gather(m)); }
   LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept override { return shape(matmul::plan_prepare(m, k)); }
   LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept override {
-    return shape(matmul::plan_linear(function, std::bit_cast<matmul::LinearParams>(params), threads_));
+    return shape(matmul::plan_linear(function, params, threads_));
   }
 
   LaunchShape widen(std::uint64_t elements) const noexcept override { return {{elements < 4096 ? 1 : threads_, 1, 1}, {}, 0}; }
