@@ -65,10 +65,12 @@ Result<std::unique_ptr<Generator>> Generator::load(const std::filesystem::path& 
 }
 
 Result<> Generator::load_files(const std::filesystem::path& path) {
+  std::unique_ptr<WeightFile> file;
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     config_ = METRALE_TRY(load_model_config(path));
     tokenizer_ = METRALE_TRY(Tokenizer::from_folder(path));
+    file = METRALE_TRY(WeightFile::open(path));
   } else {
     const auto source = METRALE_TRY(FileSource::open(path));
     if (!is_gguf(*source)) {
@@ -76,9 +78,9 @@ Result<> Generator::load_files(const std::filesystem::path& path) {
                    fmt::format("{} is no GGUF file; give one, or the folder with config.json, tokenizer.json and safetensors",
                                path.string()));
     }
-    const GgufHeader header = METRALE_TRY(parse_gguf(*source));
-    config_ = METRALE_TRY(model_config_from_gguf(header, path.string()));
-    tokenizer_ = METRALE_TRY(Tokenizer::from_gguf(header.metadata, path.string()));
+    file = METRALE_TRY(WeightFile::open(path));
+    config_ = METRALE_TRY(model_config_from_gguf(*file->gguf_header(), path.string()));
+    tokenizer_ = METRALE_TRY(Tokenizer::from_gguf(file->gguf_header()->metadata, path.string()));
   }
   if (Result<ChatTemplate> chat = ChatTemplate::detect(tokenizer_->chat_template())) {
     chat_ = std::move(*chat);
@@ -86,7 +88,6 @@ Result<> Generator::load_files(const std::filesystem::path& path) {
     why_no_chat_ = chat.error().message();
   }
 
-  const auto file = METRALE_TRY(WeightFile::open(path));
   const std::vector<std::string> names = METRALE_TRY(Decoder::tensors(*backend_, config_, *file));
   teardown_ = std::make_unique<Teardown>(*backend_, options_.extent);
   const Clock::time_point start = Clock::now();
