@@ -17,12 +17,6 @@ extern char** environ;
 
 namespace metrale::conformance {
 
-std::string exact_filter(std::string_view name) {
-  std::string filter = "^";
-  for (const char c : name) filter += c == '.' || c == '/' ? fmt::format("[{}]", c) : std::string(1, c);
-  return filter + "$";
-}
-
 ChildResult run_program(std::vector<std::string> words, std::chrono::nanoseconds limit, std::vector<std::string> variables) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace metrale::conformance {
@@ -17,8 +16,5 @@ struct ChildResult {
 
 /// Runs `words` with `variables` ("NAME=value") before the environment; ends it by a signal after `limit`.
 ChildResult run_program(std::vector<std::string> words, std::chrono::nanoseconds limit, std::vector<std::string> variables = {});
-
-/// The `--filter` that matches this case and no other.
-std::string exact_filter(std::string_view name);
 
 }  // namespace metrale::conformance

@@ -72,11 +72,12 @@ TEST_F(Lifecycle, ShutdownSweepsWhatIsLeft) {
 TEST_F(Lifecycle, ShutdownWaitsForWorkInFlight) {
   need({memory, copies, streams, host_callbacks, pinned_memory});
   const StreamHandle s = stream();
-  std::atomic<bool> ran{false};
+  // Shared: a backend that drops the wait runs the function after this case has ended.
+  const auto ran = std::make_shared<std::atomic<bool>>(false);
   Gate gate(gpu(), s);
-  must(gpu().enqueue_host(s, [&] { ran = true; }));
+  must(gpu().enqueue_host(s, [ran] { *ran = true; }));
   EXPECT_FALSE(returns_before(gate, [&] { must(gpu().shutdown()); }));
-  EXPECT_TRUE(ran) << "work in flight was dropped";
+  EXPECT_TRUE(*ran) << "work in flight was dropped";
 }
 
 TEST_F(Lifecycle, ShutdownEndsOpenCaptures) {

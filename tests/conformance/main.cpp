@@ -3,6 +3,7 @@
 // The suite as a program for CTest. `metgpu check` is the same for users; this one also has the mutants.
 #include <CLI/CLI.hpp>
 
+#include "conformance/backends/samples.h"
 #include "conformance/backends/skeleton.h"
 #include "conformance/mutants/mutants.h"
 #include "conformance/suite.h"
@@ -25,6 +26,9 @@ int main(int argc, char** argv) {
   app.add_flag("--mutants", run_all_mutants, "Run each broken variant against its case, in processes of their own");
   app.add_option("--only", mutant_filter, "With --mutants: regular expression searched for in the variant's name");
   CLI11_PARSE(app, argc, argv);
+  if (options.backend.starts_with("sample_")) {
+    for (BackendUnderTest& sample : sample_backends()) backends_under_test().push_back(std::move(sample));
+  }
   if (list) return list_mutants();
   if (run_all_mutants) return run_mutants(mutant_filter);
   if (!mutant.empty()) {

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iostream>
 #include <mutex>
-#include <regex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -19,6 +18,7 @@
 #include "conformance/backend_under_test.h"
 #include "conformance/case.h"
 #include "conformance/child_process.h"
+#include "conformance/name_filter.h"
 #include "conformance/run_state.h"
 
 namespace metrale::conformance {
@@ -144,7 +144,7 @@ class Watchdog {
     while (!stop_) {
       changed_.wait_for(lock, std::chrono::milliseconds(100));
       const auto waited = std::chrono::steady_clock::now() - since_;
-      if (name_.empty() || waited < 8 * kPatience) continue;
+      if (name_.empty() || waited < 6 * kPatience) continue;
       Run& run = current();
       const double seconds = std::chrono::duration<double>(waited).count();
       const std::string text = fmt::format("hung for {:.0f} s; the rest of the suite was not run", seconds);
@@ -222,14 +222,14 @@ class Reporter : public ::testing::EmptyTestEventListener {
 // ---- selection ----
 
 /// The cases whose name `filter` is found in, as GoogleTest's own filter; empty when there are none.
-std::string select(const std::regex& filter) {
+std::string select(const NameFilter& filter) {
   std::string names;
   const ::testing::UnitTest& all = *::testing::UnitTest::GetInstance();
   for (int s = 0; s < all.total_test_suite_count(); ++s) {
     const ::testing::TestSuite& suite = *all.GetTestSuite(s);
     for (int c = 0; c < suite.total_test_count(); ++c) {
       const std::string name = name_of(*suite.GetTestInfo(c));
-      if (std::regex_search(name, filter)) names += (names.empty() ? "" : ":") + name;
+      if (filter.matches(name)) names += (names.empty() ? "" : ":") + name;
     }
   }
   return names;
@@ -303,13 +303,12 @@ int run_suite(const SuiteOptions& options) {
     return true;
   }();
   static_cast<void>(initialised);
-  std::string names;
-  try {
-    names = select(std::regex(options.filter));
-  } catch (const std::regex_error& e) {
-    fmt::print(stderr, "invalid_argument: the filter '{}' is no regular expression: {}\n", options.filter, e.what());
+  const Result<NameFilter> filter = NameFilter::create(options.filter);
+  if (!filter) {
+    fmt::print(stderr, "{}\n", filter.error().to_string());
     return 2;
   }
+  const std::string names = select(*filter);
   if (names.empty()) {
     fmt::print(stderr, "not_found: no case matches '{}'\n", options.filter);
     return 1;

@@ -12,7 +12,7 @@ namespace metrale::conformance {
 struct SuiteOptions {
   /// The backend to check, by name; empty: each backend of `backend_names()` in turn.
   std::string backend;
-  /// Regular expression (ECMAScript) searched for in "Suite.Case"; empty: every case.
+  /// Regular expression (POSIX extended) searched for in "Suite.Case"; empty: every case.
   std::string filter;
   /// Where to write all results as JSON; empty: nowhere. "-": standard output.
   std::string json_path;

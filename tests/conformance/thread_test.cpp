@@ -12,6 +12,27 @@ namespace {
 
 class Threads : public CaseNeeding<memory, copies, streams> {};
 
+/// Calls `body` on another thread again and again until `end`, or until the case leaves early.
+class Repeating {
+ public:
+  explicit Repeating(std::function<void()> body)
+      : thread_([this, body = std::move(body)] {
+          while (!stop_) body();
+        }) {}
+  ~Repeating() { stop_ = true; }
+  Repeating(const Repeating&) = delete;
+  Repeating& operator=(const Repeating&) = delete;
+
+  void end() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  Background thread_;
+};
+
 TEST_F(Threads, NeedNoBinding) {
   on_thread([&] {
     const DevicePtr ptr = block(256);
@@ -171,20 +192,16 @@ TEST_F(Threads, LookUpKernelsAtOnce) {
 }
 
 TEST_F(Threads, ReportWhileOthersAllocate) {
-  std::atomic<bool> stop{false};
-  Background reading([&] {
-    while (!stop) {
-      static_cast<void>(gpu().alloc_report());
-      static_cast<void>(gpu().live_allocations());
-      static_cast<void>(gpu().live_bytes());
-      std::this_thread::yield();
-    }
+  Repeating reading([&] {
+    static_cast<void>(gpu().alloc_report());
+    static_cast<void>(gpu().live_allocations());
+    static_cast<void>(gpu().live_bytes());
+    std::this_thread::yield();
   });
   on_threads(2, [&](std::size_t) {
     for (int i = 0; i < 200; ++i) must(gpu().free(must(gpu().alloc(1000))));
   });
-  stop = true;
-  reading.join();
+  reading.end();
   EXPECT_EQ(gpu().live_bytes(), 0u);
 }
 
@@ -194,10 +211,7 @@ TEST_F(Threads, AttachAndDetachObserversWhileOthersCall) {
     void on_op(const OpRecord&) noexcept override { ++count; }
     std::atomic<int> count{0};
   };
-  std::atomic<bool> stop{false};
-  Background calling([&] {
-    while (!stop) must(gpu().free(must(gpu().alloc(64))));
-  });
+  Repeating calling([&] { must(gpu().free(must(gpu().alloc(64)))); });
   for (int i = 0; i < 50; ++i) {
     Counting observer;
     gpu().attach(observer);
@@ -206,8 +220,7 @@ TEST_F(Threads, AttachAndDetachObserversWhileOthersCall) {
     }
     gpu().detach(observer);
   }
-  stop = true;
-  calling.join();
+  calling.end();
 }
 
 TEST_F(Threads, ReplayGraphsWhileOthersCapture) {
@@ -217,21 +230,17 @@ TEST_F(Threads, ReplayGraphsWhileOthersCapture) {
   must(gpu().begin_capture(s));
   must(gpu().memset_async(ptr, 0x09, 64, s));
   const GraphHandle graph = must(gpu().end_capture(s));
-  std::atomic<bool> stop{false};
-  Background capturing([&] {
-    const StreamHandle mine = must(gpu().create_stream());
-    while (!stop) {
-      must(gpu().begin_capture(mine));
-      must(gpu().memset_async(ptr, 0x09, 64, mine));
-      must(gpu().destroy_graph(must(gpu().end_capture(mine))));
-    }
+  const StreamHandle others = stream();
+  Repeating capturing([&] {
+    must(gpu().begin_capture(others));
+    must(gpu().memset_async(ptr, 0x09, 64, others));
+    must(gpu().destroy_graph(must(gpu().end_capture(others))));
   });
   for (int i = 0; i < 100; ++i) {
     must(gpu().launch_graph(graph, s));
     settle(s);
   }
-  stop = true;
-  capturing.join();
+  capturing.end();
   EXPECT_TRUE(holds(ptr, 64, 0x09));
 }
 

@@ -346,6 +346,7 @@ static void multiply_slice(const Call& c, const ColumnTiles& columns, std::uint3
       in.b_step = 2 * kLowPart;
     }
   }
+  if (columns.count == 1) in.b[1] = in.b[0];  // stepped through though never read
   const bool fresh = step == 0, last = step + num_steps == (k + 31) / 32;
   const bool wide = columns.count > 1, in_y = !c.swiglu && fits_y(c, columns);
   const std::size_t row_tile = row_tile_bytes(c);

@@ -3,13 +3,13 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <regex>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "conformance/child_process.h"
 #include "conformance/mutants/mutants.h"
+#include "conformance/name_filter.h"
 #include "conformance/run_state.h"
 
 namespace metrale::conformance {
@@ -56,15 +56,14 @@ int list_mutants() {
 }
 
 int run_mutants(std::string_view filter) {
-  std::vector<Mutant> chosen;
-  try {
-    const std::regex wanted{std::string(filter)};
-    for (Mutant& mutant : all_mutants()) {
-      if (std::regex_search(std::string(mutant.name), wanted)) chosen.push_back(std::move(mutant));
-    }
-  } catch (const std::regex_error& e) {
-    fmt::print(stderr, "invalid_argument: '{}' is no regular expression: {}\n", filter, e.what());
+  const Result<NameFilter> wanted = NameFilter::create(std::string(filter));
+  if (!wanted) {
+    fmt::print(stderr, "{}\n", wanted.error().to_string());
     return 2;
+  }
+  std::vector<Mutant> chosen;
+  for (Mutant& mutant : all_mutants()) {
+    if (wanted->matches(std::string(mutant.name))) chosen.push_back(std::move(mutant));
   }
   if (chosen.empty()) {
     fmt::print(stderr, "not_found: no mutant matches '{}'\n", filter);
@@ -76,7 +75,8 @@ int run_mutants(std::string_view filter) {
   std::map<std::string_view, std::string> cases;
   for (const Mutant& mutant : chosen) {
     std::string& all = cases[mutant.base];
-    all += (all.empty() ? "" : "|") + exact_filter(mutant.caught_by);
+    if (!all.empty()) all += '|';
+    all += exact_filter(mutant.caught_by);
   }
   for (const auto& [base, names] : cases) {
     const ChildResult unbroken = run_suite_on(base, "", names);
