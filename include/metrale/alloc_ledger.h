@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ledger of live memory: every block a backend handed out, with its size, kind, creation index and the line that asked. It answers
+// The ledger of live memory: every block a backend handed out, with its size, kind, generation and the line that asked. It answers
 // "which block is this address in" for copies and fault reports, sums what is live, and prints who holds it. It owns no memory.
 // Any thread; blocks of different 64 KiB pages do not contend.
 #pragma once
@@ -38,7 +38,7 @@ struct Allocation {
   std::uint64_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
   std::uint32_t graph_refs = 0;  ///< Live graphs that name it.
-  std::uint64_t generation = 0;  ///< Creation index, ascending on each thread, never reused: tells a block from a later one there.
+  std::uint64_t generation = 0;  ///< Never used twice, ascending on each thread: tells a block from a later one there.
   std::source_location site{};
   std::string_view owner{};  ///< Label of the OwnerScope it was allocated under; empty for none.
 };
@@ -50,6 +50,7 @@ struct SiteUse {
   std::uint64_t bytes = 0;
 };
 
+/// A backend has one for device addresses and one for pinned host addresses.
 class AllocLedger {
  public:
   AllocLedger();
@@ -81,6 +82,7 @@ class AllocLedger {
   /// Undoes `add_graph_ref`; ignored when the block has gone.
   void drop_graph_ref(DevicePtr base, std::uint64_t generation);
 
+  /// Bytes and number of the blocks whose kind counts as live.
   std::uint64_t live_bytes() const;
   std::uint64_t live_alloc_count() const;
   /// Highest live_bytes so far: exact while one thread allocates, within 1 MiB of it otherwise.

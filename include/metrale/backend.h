@@ -82,7 +82,8 @@ class GpuBackend : public BackendHooks {
   /// Errors: as `alloc`; more than the device has free: out_of_memory.
   Result<DevicePtr> alloc_managed(std::uint64_t bytes, Site site = Site::current());
 
-  /// Allocates a long-lived region outside `live_bytes`, listed by reports under its own heading. Errors: as `alloc`.
+  /// Allocates a long-lived region outside `live_bytes`, listed by reports under its own heading. The budget does not count it.
+  /// Errors: as `alloc`.
   Result<DevicePtr> alloc_arena(std::uint64_t bytes, Site site = Site::current());
 
   /// Gives back what `alloc` or `alloc_managed` returned; null is a no-op.
@@ -99,17 +100,21 @@ class GpuBackend : public BackendHooks {
   Result<DevicePtr> alloc_async(std::uint64_t bytes, StreamHandle stream, Site site = Site::current());
   /// Gives a pooled block back in stream order; null is a no-op. Errors: as `free`.
   Result<> free_async(DevicePtr ptr, StreamHandle stream, Site site = Site::current());
-  /// Returns the pool's unused memory to the driver, and the bytes it returned.
+  /// Gives the pool's unused memory back to the driver, and returns how many bytes that was.
+  /// Ordering: not legal on a thread that holds a capture.
   Result<std::uint64_t> trim(Site site = Site::current());
   /// Bytes the pool holds from the driver, used or not.
   std::uint64_t pool_reserved_bytes() const;
 
   /// Allocates host memory, page-locked where the device can, aligned to kPinnedAlignment and zeroed in full.
+  /// Errors: invalid_argument (0 bytes), out_of_memory, capture_unsafe (this thread holds a capture).
   Result<std::span<std::byte>> alloc_host_pinned(std::uint64_t bytes, Site site = Site::current());
   /// Gives pinned memory back; null is a no-op; `bytes` must be the size asked for. In-flight rule and errors as `free`.
   Result<> free_host_pinned(void* ptr, std::uint64_t bytes, Site site = Site::current());
-  /// Pins existing memory, which the caller keeps alive until `unregister_host`. Errors: invalid_argument (empty, or overlaps).
+  /// Pins existing memory, which the caller keeps alive until `unregister_host`.
+  /// Errors: invalid_argument (empty, or overlaps pinned or registered memory), capture_unsafe (this thread holds a capture).
   Result<> register_host(std::span<std::byte> memory, Site site = Site::current());
+  /// Unpins the registered memory that starts at `ptr`; null is a no-op. Errors: as `free`.
   Result<> unregister_host(void* ptr, Site site = Site::current());
   /// Device alias of pinned or registered memory, interior pointers included. Errors: invalid_argument (others).
   Result<DevicePtr> host_ptr_to_device(const void* host, Site site = Site::current());
@@ -119,14 +124,16 @@ class GpuBackend : public BackendHooks {
   /// Makes memory of another library known to checks and reports, outside `live_bytes`; never freed by us. The owner keeps it alive
   /// until `disown`. Errors: invalid_argument (null, empty, or overlaps a live block).
   Result<> adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view label, Site site = Site::current());
+  /// Forgets adopted memory, which its owner may free from then on.
   /// Errors: invalid_argument (not adopted), in_use (a live graph names it).
   Result<> disown(DevicePtr ptr, Site site = Site::current());
   /// What is adopted now, with its labels.
   std::vector<std::pair<std::string, Allocation>> adopted_memory() const;
 
   /// Fills memory and returns when it is done. Ordering: after the default stream only. Not legal on a thread that holds a capture.
+  /// Errors: out_of_range (not in one known block).
   Result<> memset(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, Site site = Site::current());
-  /// Fills memory in stream order, on every backend.
+  /// Fills memory in stream order, on every backend. Errors: as `memset`.
   Result<> memset_async(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, StreamHandle stream, Site site = Site::current());
 
   /// Bytes of device memory in all.
@@ -142,9 +149,13 @@ class GpuBackend : public BackendHooks {
 
   // ---- the ledger's answers; they work on a lost device too ----
 
+  /// Bytes of the live blocks of `alloc`, `alloc_managed` and `alloc_async`.
   std::uint64_t live_bytes() const;
+  /// Highest `live_bytes` so far, as exact as `AllocLedger::peak_bytes`.
   std::uint64_t peak_bytes() const;
+  /// Number of the blocks that `live_bytes` counts.
   std::uint64_t live_alloc_count() const;
+  /// Every known block of every kind, lowest address first.
   std::vector<Allocation> live_allocations() const;
   /// Who holds the memory, as text (alloc_ledger.h).
   std::string alloc_report(std::size_t top_n = 20, std::uint64_t min_mb = 0) const;
@@ -152,17 +163,21 @@ class GpuBackend : public BackendHooks {
   std::optional<std::uint64_t> chunk_slack_bytes() const;
   /// Destroys leftover graphs, frees what is still on the ledger, arenas and pinned memory included, and logs one warning with count,
   /// bytes and top sites. Returns the count; a second call returns 0. On a lost device drops the bookkeeping.
+  /// Not legal on a thread that holds a capture.
   Result<std::uint64_t> sweep_unreleased(Site site = Site::current());
   /// Bytes dropped without being freed because the device was lost.
   std::uint64_t abandoned_bytes() const noexcept;
 
   /// Waits for the device and returns how many guard bands differ from what was last written there; logs each and refills it.
-  /// 0 when red zones are off. Not legal on a thread that holds a capture.
+  /// 0 when red zones are off. Refused while any capture is open on the device.
   Result<std::uint64_t> scan_redzones(Site site = Site::current());
-  /// Fills the bands of blocks with creation index in [lo, hi) with 0xEE and all others with 0x00; layout never changes.
+  /// Fills the bands of blocks with creation index in [lo, hi) with 0xEE and all others with 0x00; layout never changes. The index
+  /// counts the calls of `alloc`, `alloc_managed` and `alloc_arena` that reached the driver, from 0; `scan_redzones` logs it. It is
+  /// not `Allocation::generation`. Does nothing when red zones are off. Not legal on a thread that holds a capture.
   Result<> poison_redzones(std::uint64_t lo, std::uint64_t hi, Site site = Site::current());
 
   // ---- copies: each device end must lie in one known block, else out_of_range; interior addresses are fine ----
+  // A null host end is invalid_argument. A single copy of 0 bytes does nothing, wherever its ends are.
 
   /// Copies to the device and returns when done. Ordering: after the default stream only. Not legal on a thread that holds a capture.
   Result<> copy_h2d(DevicePtr dst, std::span<const std::byte> src, Site site = Site::current());
@@ -171,7 +186,11 @@ class GpuBackend : public BackendHooks {
   Result<> copy_d2h(std::span<std::byte> dst, DevicePtr src, Site site = Site::current());
   /// Copies within the device and returns when done. Ordering: as `copy_h2d`.
   Result<> copy_d2d(DevicePtr dst, DevicePtr src, std::uint64_t bytes, Site site = Site::current());
-  /// Copies to the host after the work already on `stream`, and returns when done. Refused on a captured stream, from any thread.
+  /// Copies to the host after the work already on `stream`, and returns when done.
+  /// Ordering: sees what was enqueued on `stream` before; no order against other streams.
+  /// Lifetime: `dst` is complete when this returns ok, and unspecified after a failure that the device reports.
+  /// Errors: out_of_range, capture_unsafe (`stream` is captured, or this thread holds a capture; the capture goes on), device_lost
+  ///   (maybe from earlier work).
   Result<> copy_d2h_on_stream(std::span<std::byte> dst, DevicePtr src, StreamHandle stream, Site site = Site::current());
 
   /// Enqueues a copy to the device. Lifetime: `src` may be reused at return, wherever it lives; while capturing, the graph keeps the bytes.
@@ -187,9 +206,11 @@ class GpuBackend : public BackendHooks {
   /// Enqueues a copy of a rectangle within the device, one driver call. Errors: invalid_argument (width over a pitch), out_of_range.
   Result<> copy_d2d_2d_async(const Copy2D& rectangle, StreamHandle stream, Site site = Site::current());
   /// Enqueues many copies, one driver call where there is one. Lifetime: host ends as in `copy_h2d_async_retained` and `copy_d2h_async`.
-  /// Errors: nothing is enqueued when one of them is wrong; the text names its index.
+  /// Errors: invalid_argument (both ends of one on the host), otherwise as the single copies. Nothing is enqueued when one of them
+  ///   is wrong; a note names its index.
   Result<> copy_batch_async(std::span<const CopyDesc> copies, StreamHandle stream, Site site = Site::current());
   /// Enqueues a copy from another device of this process; staged where peers cannot. `stream` belongs to this backend.
+  /// Errors: out_of_range (either end), capture_unsafe (`stream` is captured: a graph cannot name another device's memory).
   Result<> copy_peer_async(DevicePtr dst, GpuBackend& from, DevicePtr src, std::uint64_t bytes, StreamHandle stream,
                            Site site = Site::current());
   /// Copies with a pageable host end so far, which the driver may have made blocking.
@@ -209,7 +230,7 @@ class GpuBackend : public BackendHooks {
   Result<std::uint64_t> native_stream(StreamHandle stream, Site site = Site::current()) const;
   /// Waits for all work enqueued on `stream` before. Refused on a captured stream. May report earlier faults.
   Result<> synchronize(StreamHandle stream, Site site = Site::current());
-  /// As `synchronize`, at most `timeout` long. Errors: timeout (the work goes on).
+  /// As `synchronize`, at most `timeout` long. Errors: timeout (the work goes on), invalid_argument (a negative one).
   Result<> synchronize_for(StreamHandle stream, std::chrono::nanoseconds timeout, Site site = Site::current());
   /// Waits for every stream. Refused while any capture is open on the device.
   Result<> synchronize_device(Site site = Site::current());
@@ -218,14 +239,18 @@ class GpuBackend : public BackendHooks {
   /// Runs `fn` on a host thread in stream order, at every replay when captured. `fn` must not throw and must not call the backend.
   Result<> enqueue_host(StreamHandle stream, std::function<void()> fn, Site site = Site::current());
 
+  /// Creates an event that orders and measures nothing.
   Result<EventHandle> create_event(Site site = Site::current());
+  /// Creates an event that also measures: see `event_elapsed_ns`.
   Result<EventHandle> create_timed_event(Site site = Site::current());
   /// Null is a no-op. Last recorded in an open capture: capture_unsafe.
   Result<> destroy_event(EventHandle event, Site site = Site::current());
-  /// Marks the work enqueued on `stream` so far. Recording again moves the mark.
+  /// Marks the work enqueued on `stream` so far. Recording again moves the mark. A mark made inside a capture ends with it: the event
+  /// counts as never recorded then.
   Result<> record_event(EventHandle event, StreamHandle stream, Site site = Site::current());
   /// Holds `stream`, not the host, until the work marked by `event` is done; does nothing for an event never recorded. In a capture an
-  /// event recorded outside is capture_unsafe; one recorded inside joins `stream` to the capture.
+  /// event recorded outside it, or in another capture, is capture_unsafe; one recorded inside joins `stream` to the capture, unless
+  /// that is the default stream (invalid_argument).
   Result<> stream_wait_event(StreamHandle stream, EventHandle event, Site site = Site::current());
   /// Waits for what came before the record, and for nothing else. Recorded in an open capture: capture_unsafe.
   Result<> event_synchronize(EventHandle event, Site site = Site::current());
@@ -255,8 +280,9 @@ class GpuBackend : public BackendHooks {
   Result<> launch_graph(GraphHandle graph, StreamHandle stream, Site site = Site::current());
   /// Destroys a graph; replays in flight complete, and until then its memory stays named. Null is a no-op.
   Result<> destroy_graph(GraphHandle graph, Site site = Site::current());
-  /// Live graphs, and the blocks one of them names.
+  /// Graphs that were made and not destroyed.
   std::uint64_t live_graph_count() const;
+  /// The blocks that a graph names and that are still live, lowest address first.
   Result<std::vector<Allocation>> graph_memory(GraphHandle graph, Site site = Site::current()) const;
 
   // ---- kernels ----
@@ -272,9 +298,10 @@ class GpuBackend : public BackendHooks {
   Result<> launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
                         std::span<const KernelArg> args, const LaunchAttributes& attributes = {}, Site site = Site::current());
   /// The raw form: `params` holds one pointer for each parameter. Nothing about them is checked, and no memory is named.
+  /// Errors: invalid_argument (zero dimension, null `params` of a kernel that has parameters).
   Result<> launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream, void** params,
                   Site site = Site::current());
-  /// What the kernel publishes; valid as long as the backend.
+  /// What the kernel publishes; valid until modules are unloaded.
   Result<const KernelFacts*> kernel_facts(KernelHandle kernel, Site site = Site::current()) const;
   /// "module.function" of a handle, for messages.
   std::string kernel_name(KernelHandle kernel) const;
@@ -282,11 +309,13 @@ class GpuBackend : public BackendHooks {
   Result<std::uint32_t> kernel_n_tile(KernelHandle kernel, Site site = Site::current()) const;
   /// Whether the kernel casts its bf16 A operand to E4M3 without a scale.
   Result<bool> kernel_casts_a_to_e4m3(KernelHandle kernel, Site site = Site::current()) const;
-  /// Reads `n` bf16 values behind the work on `stream` and fails with out_of_range at the first beyond ±448 or not finite.
+  /// Reads `n` bf16 values behind the work on `stream` and fails with out_of_range at the first beyond ±448 or not finite. Blocks, and
+  /// is refused in a capture, as `copy_d2h_on_stream`.
   Result<> check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site = Site::current());
   /// The module set; null only on the mock and where kernels are unsupported.
   KernelRegistry* kernel_registry() noexcept;
-  /// Unloads every module; handles of their kernels are refused afterwards. Refused while any capture is open on the device.
+  /// Unloads every module; handles of their kernels are refused afterwards, and the op cache has to forget its own
+  /// (`OpCache::forget_kernels`). Refused while any capture is open on the device.
   Result<> unload_modules(Site site = Site::current());
   /// Look-ups so far.
   KernelAudit kernel_audit() const;
@@ -303,6 +332,7 @@ class GpuBackend : public BackendHooks {
   SpanTimer& timing() noexcept;
   /// Attaches an observer, which must stay alive until it is detached.
   void attach(Observer& observer);
+  /// When this returns the observer is not called any more.
   void detach(Observer& observer);
   /// The last operations; null when the backend was created without a flight recorder.
   FlightRecorder* flight_recorder() noexcept;

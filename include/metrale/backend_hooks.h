@@ -107,7 +107,9 @@ class BackendHooks {
   virtual Result<> do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind);
   /// Page-locked where the device can, aligned to kPinnedAlignment; the face zeroes it.
   virtual Result<void*> do_alloc_pinned(std::uint64_t bytes);
+  /// In-flight rule as for `do_free`.
   virtual Result<> do_free_pinned(void* ptr, std::uint64_t bytes);
+  /// Pins memory of the caller; it overlaps nothing that is pinned. Capability::host_registration.
   virtual Result<> do_register_host(void* ptr, std::uint64_t bytes);
   virtual Result<> do_unregister_host(void* ptr, std::uint64_t bytes);
   /// Device address of the first byte of a pinned or registered region. Capability::host_alias.

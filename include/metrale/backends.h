@@ -22,7 +22,7 @@ namespace metrale {
 /// What a backend of the table is created with.
 struct BackendOptions {
   FaceOptions face;
-  /// Threads of the host backend; 0: one for each core.
+  /// Threads of the host backend; 0: one for each core. METRALE_HOST_THREADS is for `metgpu`, which passes it here.
   std::uint32_t host_threads = 0;
   /// Kernel tables of the host backend; they outlive it.
   std::vector<std::span<const host::HostKernel>> host_kernels;

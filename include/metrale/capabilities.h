@@ -48,7 +48,9 @@ class Capabilities {
   /// Why `c` is absent, one line; empty when it is present.
   std::string_view why_not(Capability c) const noexcept { return reasons_[static_cast<std::size_t>(c)]; }
 
+  /// Marks `c` as present.
   Capabilities& add(Capability c);
+  /// Marks `c` as absent; `reason` is one line for whoever calls it all the same.
   Capabilities& lacks(Capability c, std::string reason);
   /// Nothing present, every reason `reason`.
   static Capabilities none(const std::string& reason);

@@ -172,11 +172,13 @@ class BlockTable {
 
   /// Takes blocks until `num_tokens` fit. Errors: out_of_memory (blocks wanted and free; the table is as before).
   Result<> reserve(std::uint64_t num_tokens, std::source_location site = std::source_location::current());
-  /// Drops the blocks that the first `num_tokens` tokens do not need.
+  /// Drops the blocks that the first `num_tokens` tokens do not need, last first.
+  /// Errors: the first of `PagedKvCache::drop_ref`; the blocks leave the table all the same.
   Result<> truncate(std::uint64_t num_tokens, std::source_location site = std::source_location::current());
   /// A table that shares the whole blocks among the first `num_tokens` tokens; a block that is only partly covered is not shared.
+  /// Errors: as `PagedKvCache::add_ref`; nothing is shared then.
   Result<BlockTable> share_prefix(std::uint64_t num_tokens, std::source_location site = std::source_location::current()) const;
-  /// Drops every block.
+  /// Drops every block. Errors: as `truncate`.
   Result<> release(std::source_location site = std::source_location::current()) { return truncate(0, site); }
 
  private:

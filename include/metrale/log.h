@@ -13,9 +13,10 @@ namespace metrale {
 enum class LogLevel : std::uint8_t { debug, info, warning, error };
 using LogSink = std::function<void(LogLevel, std::string_view line)>;
 
-/// Replaces the sink, which writes to standard error by default; an empty function restores the default.
+/// Replaces the sink; an empty function restores the default, which writes to standard error and leaves debug lines out. A sink
+/// must not call this; what it logs itself goes to standard error, and what it throws is dropped.
 void set_log_sink(LogSink sink);
-/// Writes one line.
+/// Writes one line. Never throws.
 void log(LogLevel level, std::string_view line);
 
 }  // namespace metrale

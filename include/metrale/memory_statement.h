@@ -36,7 +36,7 @@ struct MemoryStatement {
   std::string to_string() const;
 };
 
-/// Errors: those of the memory query.
+/// Draws up the statement for `backend` as it is now. Errors: as `GpuBackend::total_memory`.
 Result<MemoryStatement> memory_statement(GpuBackend& backend);
 
 }  // namespace metrale

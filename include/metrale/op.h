@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operations of a backend as data: one enumerator for each public call that reaches the device. Observers see them, the mock counts
-// them and fails the n-th of a kind, errors name them.
+// The operations of a backend as data: one enumerator for each public call that reaches the device. Calls that differ in a flag share
+// one: `create_timed_event` is create_event, every memory figure is memory_info. Observers see operations, the mock counts them and
+// fails the n-th of a kind, errors name them. Plain values, any thread.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,7 @@ enum class Op : std::uint8_t {
 // clang-format on
 inline constexpr std::size_t kNumOps = static_cast<std::size_t>(Op::sm_count) + 1;
 
-/// The public method's name, e.g. "copy_d2h_on_stream".
+/// The enumerator's name, e.g. "copy_d2h_on_stream": that of the public method where one method has it to itself.
 std::string_view to_string(Op op) noexcept;
 
 }  // namespace metrale

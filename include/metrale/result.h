@@ -20,13 +20,13 @@ namespace metrale {
 
 /// The kind of failure. The comment says what the caller can do next.
 enum class Errc : std::uint8_t {
-  invalid_argument = 1,  ///< The call is wrong whatever the state; correct the arguments.
+  invalid_argument = 1,  ///< The call is wrong, or wrong in this state (released, ended); correct it.
   out_of_range,          ///< A copy, id or index leaves its allocation or table; nothing was enqueued.
   out_of_memory,         ///< Pools were trimmed and the retry failed; free something, ask for less, or raise the budget.
   not_found,             ///< No such module, kernel, symbol, file or tensor; the message lists what was tried.
   unsupported,           ///< This backend cannot; `capabilities()` said so beforehand. Take another path.
   capture_unsafe,        ///< Would break an open capture. Nothing was done and the capture goes on; call again after it.
-  in_use,                ///< A live graph names the memory; destroy the graph first.
+  in_use,                ///< A live graph or an open capture names the memory; end or destroy that first.
   device_lost,           ///< The device is gone for this process. Only releasing still works; restart the process.
   timeout,               ///< The deadline passed; the work goes on and may be waited for again.
   busy,                  ///< Held by someone else at the moment; try again later.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vocabulary that every other header uses: handles, device addresses, launch geometry, element types. All are plain values
+// The vocabulary that every other header uses: handles, device addresses, launch geometry, alignments. All are plain values
 // without ownership, free to copy and to share between threads. Handles are distinct types so that a stream cannot be passed where
 // an event belongs, and 0 is null in each of them.
 #pragma once
@@ -45,9 +45,9 @@ struct Dim3 {
   friend constexpr bool operator==(Dim3, Dim3) = default;
 };
 
-/// Largest alignment every allocation is guaranteed, in bytes.
+/// Alignment that every device allocation has at least, in bytes.
 inline constexpr std::size_t kDeviceAlignment = 256;
-/// Alignment of pinned host memory, in bytes.
+/// Alignment that pinned host memory has at least, in bytes.
 inline constexpr std::size_t kPinnedAlignment = 64;
 
 constexpr std::uint64_t div_ceil(std::uint64_t a, std::uint64_t b) noexcept { return (a + b - 1) / b; }

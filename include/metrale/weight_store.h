@@ -101,6 +101,8 @@ class WeightStore final : public ModelResource {
                               Site site = Site::current());
 
   std::string_view label() const noexcept override { return "weight store"; }
+  /// Forgets every weight and frees every segment, going on after failures. A segment that could not be freed is kept for the next
+  /// call. Errors: the first of `GpuBackend::free_arena`.
   Result<> release(GpuBackend& backend) override;
 
  private:

@@ -46,7 +46,7 @@ constexpr std::size_t kSlotsPerPage = kPageBytes / kDeviceAlignment;
 constexpr std::size_t kNumStripes = 16;
 // A stripe's running balance reaches the shared total once it is this large, which bounds the error of the concurrent peak to 1 MiB.
 constexpr std::int64_t kFlushBytes = 64 * 1024;
-// A stripe takes creation indexes by the batch, so that threads do not pass one counter back and forth.
+// A stripe takes generations by the batch, so that threads do not pass one counter back and forth.
 constexpr std::uint64_t kGenerationBatch = 64;
 
 /// The blocks whose base lies in one 64 KiB page. `taken` and `bytes` may be read without the lock: a reader that races a change sees the

@@ -91,8 +91,6 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
   for (Observer* observer : observers) observer->on_op(record);
 }
 
-// ---- guards ----
-
 std::vector<Allocation> FaceState::known_blocks() const {
   std::vector<Allocation> blocks = device.snapshot();
   if (!capabilities.has(Capability::host_alias)) {
@@ -103,6 +101,8 @@ std::vector<Allocation> FaceState::known_blocks() const {
   }
   return blocks;
 }
+
+// ---- guards ----
 
 Error FaceState::unsupported(Op op, const Site& site) const {
   for (const Capability c : needs(op)) {

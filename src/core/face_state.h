@@ -213,7 +213,7 @@ struct FaceState {
   /// a lost device that was swept already. On a lost device the bytes count as abandoned.
   Result<std::optional<Allocation>> take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   Result<DevicePtr> allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
-  /// Budget, device, then pool trimmed and one retry; `try_alloc(bytes)` is the backend's.
+  /// Asks the driver for `bytes` and the guard band behind them; where it is out of memory, trims the pool and asks once more.
   Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, std::uint64_t band, MemoryKind kind, const Site& site);
   Error out_of_memory(Op op, std::uint64_t bytes, const Site& site, std::string_view why);
   Result<> release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);

@@ -19,7 +19,7 @@ struct RedZone {
   DevicePtr base;
   std::uint64_t block_bytes = 0;
   std::uint64_t band_bytes = 0;
-  std::uint64_t index = 0;   ///< Creation index among guarded kinds, refused allocations included.
+  std::uint64_t index = 0;   ///< Creation index: counts allocations that reach the driver, refused ones too.
   std::uint8_t written = 0;  ///< The value every byte of the band holds unless a kernel overran.
   std::source_location site;
 };

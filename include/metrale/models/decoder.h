@@ -117,15 +117,18 @@ class Decoder {
 
   /// Appends `ids`, one or more, to a sequence, and returns the model's choice of the next token. One token replays the captured step;
   /// more run in chunks. Waits for the device once.
-  /// Errors: out_of_range (an id outside the vocabulary, more tokens than there is room for: the sequence is as before), internal (the
-  ///   logits are not finite), otherwise those of the backend: the sequence can only be dropped then.
+  /// Errors: invalid_argument (no ids, a sequence of another decoder or one that failed before), out_of_range (an id outside the
+  ///   vocabulary, more tokens than there is context), out_of_memory (other sequences hold the blocks): the sequence is as before;
+  ///   internal (the logits are not finite), otherwise those of the backend: the sequence can only be dropped then.
   Result<Step> append(Sequence& sequence, std::span<const TokenId> ids, Want want = Want::token);
 
-  /// Appends `ids` and returns every position's logits, [ids.size(), vocab]. Waits once for every `logit_rows` rows.
+  /// Appends `ids` and returns every position's logits, [ids.size(), vocab], finite or not. Waits once for every `logit_rows`
+  /// rows. Errors: as `append`, but for internal.
   Result<std::vector<float>> append_all_logits(Sequence& sequence, std::span<const TokenId> ids);
 
-  /// Appends `ids` and scores each position's logits against `targets`, one for each id. Waits once for a chunk.
-  /// Errors: as `append`; invalid_argument (sizes differ), out_of_range (a target outside the vocabulary).
+  /// Appends `ids` and scores each position's logits against `targets`, one for each id; `best` is -1 where they are not finite.
+  /// Waits once for a chunk.
+  /// Errors: as `append`, but for internal; also invalid_argument (sizes differ), out_of_range (a target outside the vocabulary).
   Result<std::vector<RowScore>> append_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
 
   const ModelConfig& config() const noexcept;

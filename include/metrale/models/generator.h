@@ -107,14 +107,15 @@ class Generator {
   Result<std::vector<TokenId>> encode(const GenerateRequest& request) const;
 
   /// Continues a prompt until the model ends the text or a limit is met. `on_text` may be empty.
-  /// Errors: invalid_argument (an empty prompt, the sampling options), out_of_range (the prompt does not fit into the context), and those
-  ///   of `Decoder`. The generator stays usable after all but device_lost.
+  /// Errors: as `encode`; invalid_argument (an empty prompt, the sampling options), out_of_range (the prompt does not fit into the
+  ///   context), and those of `Decoder`. The generator stays usable after all but device_lost.
   Result<Generation> generate(const GenerateRequest& request, const OnText& on_text = {});
   /// The same for ids, which may come from anywhere; `request.prompt` and `request.chat` are ignored.
   Result<Generation> generate(std::span<const TokenId> prompt, const GenerateRequest& request, const OnText& on_text = {});
 
-  /// Releases everything and says what came back. Every later call fails with invalid_argument; again: an empty receipt. The receipt
-  /// balances against what the backend held before `load`: of several models on one backend, the last to come is unloaded first.
+  /// Releases everything and says what came back. `generate` fails with invalid_argument afterwards; again: an empty receipt. The
+  /// receipt balances against what the backend held before `load`: of several models on one backend, the last to come is unloaded
+  /// first.
   Receipt unload();
 
   const ModelConfig& config() const noexcept { return config_; }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Host matrix kernels: y = x · Wᵀ with W dense or block-quantised, plus what feeds them (RMS norm, activation quantisation) and what
-// follows them (bias, residual, SwiGLU). This header is all that a caller needs: names, argument lists, and pure functions that say
-// which launch to make. It owns nothing and holds no state; every function may be called from any thread.
+// follows them (bias, residual, SwiGLU). Names, arguments, shapes and by-value structs are in metrale/models/matmul_kernels.h; with it
+// this header is all that a caller needs: the kernel tables, and pure functions that say which launch to make. It owns nothing and
+// holds no state; every function may be called from any thread.
 //
-// Names, arguments, shapes and by-value structs: metrale/models/matmul_kernels.h. Beyond what it says, `linear`, `linear4` and `swiglu`
-// allow nothing but `residual` and `y` to overlap, and W and prepared activations want 64-byte alignment.
+// Of the buffers of `linear`, `linear4` and `swiglu` only `residual` and `y` may overlap. W and prepared activations want 64-byte
+// alignment.
 //
 // Grid: any number of blocks along x; each takes an equal share of the output columns. Block {1,1,1}. `plan_*` give the grid and the
 // dynamic shared memory; less shared memory than planned is a fault.
