@@ -40,11 +40,12 @@ struct SwitchReport {
 std::vector<SwitchReport> switch_report();
 
 /// Keep a prefill chunk whole and split only the recurrence at the boundary. On; off by METRALE_SSM_TAIL_MIDCHUNK=0 or by the program.
-/// Set once: an absent value publishes nothing.
+/// Set once: an absent value publishes nothing. For engines that snapshot recurrent state; the reference decoders keep no snapshots.
 void set_ssm_tail_midchunk(std::optional<bool> value);
 bool ssm_tail_midchunk();
 
 /// Never restore another request's state. Off; on by METRALE_HERMETIC=1 or by the program. Set once: only `true` is published.
+/// The reference decoders restore none in any case.
 void set_hermetic(bool value);
 bool hermetic();
 
