@@ -245,8 +245,8 @@ class GpuBackend : public BackendHooks {
   Result<EventHandle> create_timed_event(Site site = Site::current());
   /// Null is a no-op. Last recorded in an open capture: capture_unsafe.
   Result<> destroy_event(EventHandle event, Site site = Site::current());
-  /// Marks the work enqueued on `stream` so far. Recording again moves the mark. A mark made inside a capture ends with it: the event
-  /// counts as never recorded then.
+  /// Marks the work enqueued on `stream` so far. Recording again moves the mark. A mark made inside a capture ends with it: the
+  /// event counts as never recorded then.
   Result<> record_event(EventHandle event, StreamHandle stream, Site site = Site::current());
   /// Holds `stream`, not the host, until the work marked by `event` is done; does nothing for an event never recorded. In a capture an
   /// event recorded outside it, or in another capture, is capture_unsafe; one recorded inside joins `stream` to the capture, unless
@@ -309,8 +309,8 @@ class GpuBackend : public BackendHooks {
   Result<std::uint32_t> kernel_n_tile(KernelHandle kernel, Site site = Site::current()) const;
   /// Whether the kernel casts its bf16 A operand to E4M3 without a scale.
   Result<bool> kernel_casts_a_to_e4m3(KernelHandle kernel, Site site = Site::current()) const;
-  /// Reads `n` bf16 values behind the work on `stream` and fails with out_of_range at the first beyond ±448 or not finite. Blocks, and
-  /// is refused in a capture, as `copy_d2h_on_stream`.
+  /// Reads `n` bf16 values behind the work on `stream` and fails with out_of_range at the first beyond ±448 or not finite.
+  /// Blocks, and is refused in a capture, as `copy_d2h_on_stream`.
   Result<> check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site = Site::current());
   /// The module set; null only on the mock and where kernels are unsupported.
   KernelRegistry* kernel_registry() noexcept;

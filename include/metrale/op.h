@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operations of a backend as data: one enumerator for each public call that reaches the device. Calls that differ in a flag share
-// one: `create_timed_event` is create_event, every memory figure is memory_info. Observers see operations, the mock counts them and
-// fails the n-th of a kind, errors name them. Plain values, any thread.
+// The operations of a backend as data: one enumerator for each public call that reaches the device. Calls that differ in a flag
+// share one: `create_timed_event` is create_event, every memory figure is memory_info. Observers see operations, the mock counts
+// them and fails the n-th of a kind, errors name them. Plain values, any thread.
 #pragma once
 
 #include <cstddef>

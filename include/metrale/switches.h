@@ -39,8 +39,9 @@ struct SwitchReport {
 };
 std::vector<SwitchReport> switch_report();
 
-/// Keep a prefill chunk whole and split only the recurrence at the boundary. On; off by METRALE_SSM_TAIL_MIDCHUNK=0 or by the program.
-/// Set once: an absent value publishes nothing. For engines that snapshot recurrent state; the reference decoders keep no snapshots.
+/// Keep a prefill chunk whole and split only the recurrence at the boundary. On; off by METRALE_SSM_TAIL_MIDCHUNK=0 or by the
+/// program. Set once: an absent value publishes nothing. For engines that snapshot recurrent state; the reference decoders keep
+/// no snapshots.
 void set_ssm_tail_midchunk(std::optional<bool> value);
 bool ssm_tail_midchunk();
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Host matrix kernels: y = x · Wᵀ with W dense or block-quantised, plus what feeds them (RMS norm, activation quantisation) and what
-// follows them (bias, residual, SwiGLU). Names, arguments, shapes and by-value structs are in metrale/models/matmul_kernels.h; with it
-// this header is all that a caller needs: the kernel tables, and pure functions that say which launch to make. It owns nothing and
-// holds no state; every function may be called from any thread.
+// Host matrix kernels: y = x · Wᵀ with W dense or block-quantised, plus what feeds them (RMS norm, activation quantisation) and
+// what follows them (bias, residual, SwiGLU). Names, arguments, shapes and by-value structs are in
+// metrale/models/matmul_kernels.h; with it this header is all that a caller needs: the kernel tables, and pure functions that say
+// which launch to make. It owns nothing and holds no state; every function may be called from any thread.
 //
 // Of the buffers of `linear`, `linear4` and `swiglu` only `residual` and `y` may overlap. W and prepared activations want 64-byte
 // alignment.
