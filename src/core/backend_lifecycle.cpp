@@ -121,6 +121,8 @@ Result<> GpuBackend::shutdown(Site site) {
   for (const auto& open : f.captures.all()) keep(f.discard_capture(open.id, open.origin));
   if (f.usable() && f.capabilities.has(Capability::streams)) keep(do_synchronize_device());
   if (f.timer) keep(f.timer->release());
+  // Before the scratch that they may name.
+  for (const std::uint64_t handle : f.graphs.handles()) keep(f.retire_graph(handle, true));
   if (f.op_cache) keep(f.op_cache->release(*this));
   keep(sweep_unreleased(site));
   if (f.usable()) {

@@ -290,7 +290,6 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
     for (const std::uint64_t handle : f.graphs.handles()) METRALE_TRY(f.retire_graph(handle, true));
 
     std::vector<Allocation> swept;
-    std::vector<Allocation> pooled;
     const std::uint32_t freed_here = kind_bit(MemoryKind::device) | kind_bit(MemoryKind::managed) | kind_bit(MemoryKind::arena);
     for (const Allocation& block : f.device.snapshot()) {
       if ((kind_bit(block.kind) & (freed_here | kind_bit(MemoryKind::pooled))) == 0) continue;

@@ -10,6 +10,7 @@
 #include <csignal>
 
 #include "conformance/case.h"
+#include "metrale/op_cache.h"
 
 namespace metrale::conformance {
 namespace {
@@ -88,6 +89,18 @@ TEST_F(Lifecycle, ShutdownEndsOpenCaptures) {
   must(gpu().memset_async(ptr, 1, 64, s));
   EXPECT_TRUE(ok(gpu().shutdown()));
   EXPECT_EQ(gpu().live_bytes(), 0u);
+}
+
+TEST_F(Lifecycle, ShutdownReleasesScratchThatALiveGraphNames) {
+  need({memory, streams, graphs});
+  const StreamHandle s = stream();
+  const DevicePtr scratch = must(gpu().op_cache().scratch("test", s, 1000));
+  must(gpu().begin_capture(s));
+  must(gpu().memset_async(scratch, 1, 64, s));
+  must(gpu().end_capture(s));
+  EXPECT_TRUE(ok(gpu().shutdown()));
+  EXPECT_EQ(gpu().live_bytes(), 0u);
+  EXPECT_TRUE(log_lines("sweep").empty());
 }
 
 TEST_F(Lifecycle, DestructorShutsDown) {

@@ -170,15 +170,17 @@ void Device::after_current_work(std::function<void()> release) {
 
 void Device::reap() noexcept {
   if (num_waiting_.load(std::memory_order_acquire) == 0) return;
-  // One pass over what waits now: another thread that goes on adding must not keep this one from the work of its stream.
-  std::vector<Waiting> due;
+  // One pass over what waits now: another thread that goes on adding must not keep this one from the work of its stream. A list, since
+  // moving its nodes cannot fail.
+  std::list<Waiting> due;
   {
     std::lock_guard lock(mutex_);
-    const auto first_due = std::partition(waiting_.begin(), waiting_.end(), [](const Waiting& w) {
-      return !std::all_of(w.behind.begin(), w.behind.end(), [](const auto& b) { return b.first->is_done(b.second); });
-    });
-    due.assign(std::make_move_iterator(first_due), std::make_move_iterator(waiting_.end()));
-    waiting_.erase(first_due, waiting_.end());
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      const auto waiting = it++;
+      if (std::all_of(waiting->behind.begin(), waiting->behind.end(), [](const auto& b) { return b.first->is_done(b.second); })) {
+        due.splice(due.end(), waiting_, waiting);
+      }
+    }
     num_waiting_.store(waiting_.size(), std::memory_order_release);
   }
   for (Waiting& w : due) w.release();

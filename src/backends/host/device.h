@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -96,7 +97,7 @@ class Device {
   std::deque<Event> events_;
   std::vector<Event*> spare_events_;
   std::unordered_map<const Graph*, std::shared_ptr<Graph>> graphs_;  ///< Shared with `waiting_`.
-  std::vector<Waiting> waiting_;
+  std::list<Waiting> waiting_;
   std::atomic<std::size_t> num_waiting_{0};
 };
 
