@@ -11,7 +11,7 @@
 #include <cstring>
 #include <system_error>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale {
 namespace {
@@ -32,7 +32,7 @@ Result<> ByteSource::read(std::uint64_t offset, std::span<std::byte> dst) const 
 }
 
 Result<std::unique_ptr<FileSource>> FileSource::open(const std::filesystem::path& path) {
-  return weights::guarded(path.native(), [&]() -> Result<std::unique_ptr<FileSource>> {
+  return detail::guarded(path.native(), [&]() -> Result<std::unique_ptr<FileSource>> {
     // A named pipe would block in open, and a device may act on it: look first, and once more at what was opened.
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0) {

@@ -10,18 +10,18 @@
 #include <optional>
 #include <tuple>
 
+#include "core/text.h"
 #include "metrale/types.h"
 #include "weights/ggml_type.h"
 #include "weights/header_reader.h"
 #include "weights/tensor_table.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
 
+using detail::quote;
 using weights::GgmlType;
 using weights::HeaderReader;
-using weights::quote;
 
 constexpr std::array<char, 4> kMagic{'G', 'G', 'U', 'F'};
 constexpr std::uint64_t kMaxNameBytes = 65535;
@@ -115,7 +115,7 @@ Result<GgufValue> read_value(HeaderReader& reader) {
 Result<std::string> read_name(HeaderReader& reader) {
   std::string name = METRALE_TRY(reader.string(kMaxNameBytes));
   if (name.empty()) return reader.fail(Errc::bad_format, "an empty name");
-  if (!weights::valid_utf8(name)) return reader.fail(Errc::bad_format, fmt::format("the name {} is not UTF-8", quote(name)));
+  if (!detail::valid_utf8(name)) return reader.fail(Errc::bad_format, fmt::format("the name {} is not UTF-8", quote(name)));
   return name;
 }
 
@@ -255,7 +255,7 @@ Result<GgufHeader> parse(const ByteSource& source) {
 }  // namespace
 
 Result<GgufHeader> parse_gguf(const ByteSource& source) {
-  return weights::guarded(source.label(), [&] { return parse(source); });
+  return detail::guarded(source.label(), [&] { return parse(source); });
 }
 
 bool is_gguf(const ByteSource& source) noexcept {

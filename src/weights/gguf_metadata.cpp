@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/text.h"
 #include "metrale/gguf.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -37,7 +37,7 @@ constexpr std::string_view wanted_name() {
 
 Error mismatch(std::string_view label, std::string_view key, const GgufValue& value, std::string_view wanted) {
   return Error(Errc::bad_format,
-               fmt::format("{}: metadata {} is {}, {} is needed", label, weights::quote(key), gguf_type_name(value), wanted));
+               fmt::format("{}: metadata {} is {}, {} is needed", label, detail::quote(key), gguf_type_name(value), wanted));
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ const GgufValue* GgufMetadata::find(std::string_view key) const noexcept {
 
 Result<const GgufValue*> GgufMetadata::require(std::string_view key) const {
   const GgufValue* value = find(key);
-  if (value == nullptr) return Error(Errc::not_found, fmt::format("{}: metadata {} is missing", label_, weights::quote(key)));
+  if (value == nullptr) return Error(Errc::not_found, fmt::format("{}: metadata {} is missing", label_, detail::quote(key)));
   return value;
 }
 
@@ -69,7 +69,7 @@ Result<T> GgufMetadata::get(std::string_view key) const {
         } else if constexpr (Integer<T> && Integer<V>) {
           if (!std::in_range<T>(held)) {
             return Error(Errc::bad_format, fmt::format("{}: metadata {} is {}, which does not fit {} bits", label_,
-                                                       weights::quote(key), held, std::numeric_limits<T>::digits));
+                                                       detail::quote(key), held, std::numeric_limits<T>::digits));
           }
           return static_cast<T>(held);
         } else if constexpr (std::is_floating_point_v<T> && Number<V>) {
@@ -108,7 +108,7 @@ Result<std::vector<std::int64_t>> GgufMetadata::ints(std::string_view key) const
             for (const auto element : held) {
               if (!std::in_range<std::int64_t>(element)) {
                 return Error(Errc::bad_format, fmt::format("{}: metadata {} holds {}, which does not fit 63 bits", label_,
-                                                           weights::quote(key), element));
+                                                           detail::quote(key), element));
               }
               out.push_back(static_cast<std::int64_t>(element));
             }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale::weights {
 namespace {
@@ -18,7 +18,7 @@ HeaderReader::HeaderReader(const ByteSource& source, std::uint64_t limit)
 Error HeaderReader::fail(Errc code, std::string_view problem) const {
   std::string where = fmt::format("{}: {}", source_.label(), context_.part);
   if (context_.count != 0) where += fmt::format(" {} of {}", context_.index + 1, context_.count);
-  if (!context_.name.empty()) where.append(" ").append(quote(context_.name));
+  if (!context_.name.empty()) where.append(" ").append(detail::quote(context_.name));
   return Error(code, fmt::format("{}: {}", where, problem));
 }
 

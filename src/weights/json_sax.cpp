@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale::weights {
 
@@ -24,7 +24,7 @@ bool JsonSax::deeper() {
 
 bool JsonSax::parse_error(std::size_t position, const std::string& token, const nlohmann::detail::exception&) {
   // The library's own text repeats the offending input, which may hold anything.
-  return fail(fmt::format("no valid JSON at byte {}, near {}", position, quote(token)));
+  return fail(fmt::format("no valid JSON at byte {}, near {}", position, detail::quote(token)));
 }
 
 Result<> parse_json(std::string_view text, JsonSax& sax, std::string_view label) {

@@ -9,16 +9,16 @@
 #include <optional>
 #include <tuple>
 
+#include "core/text.h"
 #include "weights/header_reader.h"
 #include "weights/json_sax.h"
 #include "weights/tensor_table.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
 
+using detail::quote;
 using weights::JsonSax;
-using weights::quote;
 
 struct SafetensorsType {
   std::string_view name;
@@ -290,11 +290,11 @@ Result<SafetensorsIndex> parse_index(const ByteSource& source) {
 }  // namespace
 
 Result<SafetensorsHeader> parse_safetensors(const ByteSource& source) {
-  return weights::guarded(source.label(), [&] { return parse(source); });
+  return detail::guarded(source.label(), [&] { return parse(source); });
 }
 
 Result<SafetensorsIndex> parse_safetensors_index(const ByteSource& source) {
-  return weights::guarded(source.label(), [&] { return parse_index(source); });
+  return detail::guarded(source.label(), [&] { return parse_index(source); });
 }
 
 }  // namespace metrale

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <tuple>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale {
 namespace {
@@ -53,7 +53,7 @@ Result<TensorTable> TensorTable::create(std::vector<TensorInfo> tensors, std::st
   const auto twice = std::adjacent_find(table.by_name_.begin(), table.by_name_.end(),
                                         [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name == tensors[b].name; });
   if (twice != table.by_name_.end()) {
-    return Error(Errc::bad_format, fmt::format("{}: tensor {} occurs twice", label, weights::quote(tensors[*twice].name)));
+    return Error(Errc::bad_format, fmt::format("{}: tensor {} occurs twice", label, detail::quote(tensors[*twice].name)));
   }
   table.tensors_ = std::move(tensors);
   return table;
@@ -103,8 +103,8 @@ Result<> check_no_overlap(std::span<const TensorInfo> tensors, std::string_view 
   for (const TensorInfo& tensor : tensors) {
     if (tensor.size_bytes == 0) continue;
     if (last != nullptr && tensor.offset < last->offset + last->size_bytes) {
-      return Error(Errc::bad_format, fmt::format("{}: tensors {} and {} overlap at offset {}", label, quote(last->name),
-                                                 quote(tensor.name), tensor.offset));
+      return Error(Errc::bad_format, fmt::format("{}: tensors {} and {} overlap at offset {}", label, detail::quote(last->name),
+                                                 detail::quote(tensor.name), tensor.offset));
     }
     last = &tensor;
   }
@@ -123,6 +123,38 @@ std::vector<std::string> nearest_names(std::string_view name, std::span<const st
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(kept), ranked.end());
   std::vector<std::string> out;
   for (std::size_t i = 0; i < kept; ++i) out.emplace_back(ranked[i].second);
+  return out;
+}
+
+bool natural_less(std::string_view a, std::string_view b) noexcept {
+  const auto digit = [](std::string_view text, std::size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+  // The run of digits at `i`, without leading zeros; `i` moves past it. Longer is larger, so no value is computed.
+  const auto number = [&](std::string_view text, std::size_t& i) {
+    while (digit(text, i) && text[i] == '0') ++i;
+    const std::size_t first = i;
+    while (digit(text, i)) ++i;
+    return text.substr(first, i - first);
+  };
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (digit(a, i) && digit(b, j)) {
+      const std::string_view left = number(a, i);
+      const std::string_view right = number(b, j);
+      if (left.size() != right.size()) return left.size() < right.size();
+      if (left != right) return left < right;
+      continue;
+    }
+    if (a[i] != b[j]) return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
+    ++i;
+    ++j;
+  }
+  if (i < a.size() || j < b.size()) return i == a.size();
+  return a < b;  // they differ in leading zeros only
+}
+
+std::string nearest_text(std::span<const std::string> names) {
+  std::string out;
+  for (const std::string& name : names) out.append(out.empty() ? "; nearest: " : ", ").append(detail::quote(name));
   return out;
 }
 

@@ -25,4 +25,10 @@ Result<> check_no_overlap(std::span<const TensorInfo> tensors, std::string_view 
 /// Up to `limit` of `names` that resemble `name`, by edit distance, most similar first.
 std::vector<std::string> nearest_names(std::string_view name, std::span<const std::string_view> names, std::size_t limit);
 
+/// Orders names so that numbers in them count as numbers: "table.2" before "table.10".
+bool natural_less(std::string_view a, std::string_view b) noexcept;
+
+/// "; nearest: "a", "b"", or nothing when there are none.
+std::string nearest_text(std::span<const std::string> names);
+
 }  // namespace metrale::weights

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <system_error>
 
-#include "weights/text.h"
+#include "core/text.h"
+#include "weights/tensor_table.h"
 
 namespace metrale {
 namespace {
@@ -25,7 +26,7 @@ std::string some_gguf_in(const std::filesystem::path& folder) {
 
 Error no_weights(const std::filesystem::path& folder) {
   const std::string gguf = some_gguf_in(folder);
-  const std::string hint = gguf.empty() ? "" : fmt::format("; to use {} name the file itself", weights::quote(gguf));
+  const std::string hint = gguf.empty() ? "" : fmt::format("; to use {} name the file itself", detail::quote(gguf));
   return Error(Errc::not_found,
                fmt::format("{}: a folder with neither {} nor {}{}", folder.native(), kSingleFile, kIndexFile, hint));
 }
@@ -65,7 +66,7 @@ Result<> WeightFile::add_shards(const std::filesystem::path& index_path, std::ve
     const std::filesystem::path shard_path = path_ / shard;
     if (!file_exists(shard_path)) {
       return Error(Errc::not_found,
-                   fmt::format("{}: names shard {}, which is not in the folder", index_path.native(), weights::quote(shard)));
+                   fmt::format("{}: names shard {}, which is not in the folder", index_path.native(), detail::quote(shard)));
     }
     std::unique_ptr<FileSource> source = METRALE_TRY(FileSource::open(shard_path));
     if (is_gguf(*source))
@@ -78,7 +79,7 @@ Result<> WeightFile::add_shards(const std::filesystem::path& index_path, std::ve
   for (const TensorInfo& tensor : tensors) {
     const auto [at, added] = found.emplace(tensor.name, tensor.file);
     if (!added) {
-      return Error(Errc::bad_format, fmt::format("{}: tensor {} is in both {} and {}", path_.native(), weights::quote(tensor.name),
+      return Error(Errc::bad_format, fmt::format("{}: tensor {} is in both {} and {}", path_.native(), detail::quote(tensor.name),
                                                  file_label(at->second), file_label(tensor.file)));
     }
   }
@@ -86,7 +87,7 @@ Result<> WeightFile::add_shards(const std::filesystem::path& index_path, std::ve
     const auto at = found.find(name);
     if (at == found.end() || at->second != shards.at(shard)) {
       return Error(Errc::bad_format, fmt::format("{}: puts tensor {} in shard {}, which lacks it", index_path.native(),
-                                                 weights::quote(name), weights::quote(shard)));
+                                                 detail::quote(name), detail::quote(shard)));
     }
   }
   return {};
@@ -99,7 +100,7 @@ Result<> WeightFile::add_folder(std::vector<TensorInfo>& tensors) {
 }
 
 Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path& path) {
-  return weights::guarded(path.native(), [&]() -> Result<std::unique_ptr<WeightFile>> {
+  return detail::guarded(path.native(), [&]() -> Result<std::unique_ptr<WeightFile>> {
     std::unique_ptr<WeightFile> self(new WeightFile);
     self->path_ = path;
     std::vector<TensorInfo> tensors;
@@ -124,7 +125,7 @@ Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path
 Result<std::unique_ptr<WeightFile>> WeightFile::open(std::unique_ptr<ByteSource> source) {
   if (!source) return Error(Errc::invalid_argument, "open weights: no source");
   const std::string label = source->label();
-  return weights::guarded(label, [&]() -> Result<std::unique_ptr<WeightFile>> {
+  return detail::guarded(label, [&]() -> Result<std::unique_ptr<WeightFile>> {
     std::unique_ptr<WeightFile> self(new WeightFile);
     self->path_ = label;
     std::vector<TensorInfo> tensors;
@@ -137,7 +138,7 @@ Result<std::unique_ptr<WeightFile>> WeightFile::open(std::unique_ptr<ByteSource>
 Result<const TensorInfo*> WeightFile::get(std::string_view name) const {
   const TensorInfo* tensor = find(name);
   if (tensor != nullptr) return tensor;
-  return Error(Errc::not_found, fmt::format("{}: no tensor {} among {}{}", path_.native(), weights::quote(name), tensors_.size(),
+  return Error(Errc::not_found, fmt::format("{}: no tensor {} among {}{}", path_.native(), detail::quote(name), tensors_.size(),
                                             weights::nearest_text(tensors_.nearest(name))));
 }
 
@@ -150,17 +151,17 @@ std::uint64_t WeightFile::file_bytes() const noexcept {
 Result<> WeightFile::read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> dst) const {
   if (tensor.file >= files_.size()) {
     return Error(Errc::invalid_argument,
-                 fmt::format("{}: tensor {} is not from this file", path_.native(), weights::quote(tensor.name)));
+                 fmt::format("{}: tensor {} is not from this file", path_.native(), detail::quote(tensor.name)));
   }
   if (offset > tensor.size_bytes || dst.size() > tensor.size_bytes - offset) {
     return Error(Errc::out_of_range, fmt::format("{}: {} bytes at offset {} leave the {} bytes of tensor {}", path_.native(),
-                                                 dst.size(), offset, tensor.size_bytes, weights::quote(tensor.name)));
+                                                 dst.size(), offset, tensor.size_bytes, detail::quote(tensor.name)));
   }
   return files_[tensor.file]->read(tensor.offset + offset, dst);
 }
 
 Result<std::vector<std::byte>> WeightFile::read(const TensorInfo& tensor) const {
-  return weights::guarded(path_.native(), [&]() -> Result<std::vector<std::byte>> {
+  return detail::guarded(path_.native(), [&]() -> Result<std::vector<std::byte>> {
     std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.size_bytes));
     METRALE_TRY(read(tensor, 0, bytes));
     return bytes;

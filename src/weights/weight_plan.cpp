@@ -9,13 +9,14 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/text.h"
 #include "metrale/dequantise.h"
-#include "weights/text.h"
+#include "weights/tensor_table.h"
 
 namespace metrale {
 namespace {
 
-using weights::quote;
+using detail::quote;
 
 // Type and size that `tensor` has on the device.
 Result<std::pair<DType, std::uint64_t>> device_form(const TensorInfo& tensor, const std::optional<TensorTransform>& transform,
@@ -79,7 +80,7 @@ TensorTransform convert_to(DType dtype) {
 
 Result<WeightPlan> WeightPlan::create(const WeightFile& file, const TensorPolicy& policy) {
   const std::string label = file.path().native();
-  return weights::guarded(label, [&]() -> Result<WeightPlan> {
+  return detail::guarded(label, [&]() -> Result<WeightPlan> {
     WeightPlan plan;
     plan.label_ = label;
     for (const TensorInfo& tensor : file.tensors().tensors()) {

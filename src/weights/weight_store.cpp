@@ -7,19 +7,19 @@
 #include <chrono>
 #include <set>
 
+#include "core/text.h"
 #include "metrale/log.h"
 #include "weights/tensor_table.h"
-#include "weights/text.h"
 #include "weights/weight_loader.h"
 
 namespace metrale {
 
-using weights::quote;
+using detail::quote;
 
 Result<std::unique_ptr<WeightStore>> WeightStore::load(GpuBackend& backend, const WeightFile& file, const WeightPlan& plan,
                                                        const WeightLoadOptions& options, Site site) {
   const std::string label = file.path().native();
-  return weights::guarded(label, [&]() -> Result<std::unique_ptr<WeightStore>> {
+  return detail::guarded(label, [&]() -> Result<std::unique_ptr<WeightStore>> {
     std::unique_ptr<WeightStore> store(new WeightStore(backend));
     store->source_ = label;
     const auto start = std::chrono::steady_clock::now();

@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "core/text.h"
 #include "metrale/models/chat_template.h"
 #include "metrale/models/model_config.h"
 #include "metrale/models/tokenizer.h"
-#include "weights/text.h"
 
 namespace metrale::fuzz {
 
@@ -29,7 +29,7 @@ inline void check_refusal(const Error& error) {
   must(error.message().find("input") != std::string::npos, "the message names the file");
   must(error.message().size() < 1000, "the message is short");
   for (const char c : error.message()) must(static_cast<unsigned char>(c) >= 0x20, "the message is one printable line");
-  must(weights::valid_utf8(error.message()), "the message is UTF-8");
+  must(detail::valid_utf8(error.message()), "the message is UTF-8");
   must(error.code() == Errc::bad_format || error.code() == Errc::unsupported || error.code() == Errc::not_found,
        "the code tells a bad file");
 }
@@ -72,7 +72,7 @@ inline std::string check_tokenizer(const Tokenizer& tokenizer, std::string_view 
     streamed += stream.finish();
     const auto decoded = tokenizer.decode(*ids);
     must(decoded && *decoded == streamed, "streaming gives the decoded text");
-    must(weights::valid_utf8(*decoded), "decoded text is UTF-8");
+    must(detail::valid_utf8(*decoded), "decoded text is UTF-8");
     const auto dropped = tokenizer.decode(*ids, SpecialText::drop);
     must(dropped && dropped->size() <= decoded->size() + 16 * ids->size(), "text without control tokens");
   }

@@ -34,7 +34,7 @@ nlohmann::json byte_tokenizer() {
 }
 
 void check_pattern(std::string_view pattern, std::string_view text) {
-  if (!weights::valid_utf8(pattern)) return;
+  if (!detail::valid_utf8(pattern)) return;
   nlohmann::json json = byte_tokenizer();
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern;
   const auto tokenizer = Tokenizer::from_json(json.dump(), "input");

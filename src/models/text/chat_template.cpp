@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/text.h"
 #include "models/text/utf8.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -134,7 +134,7 @@ Result<ChatTemplate> ChatTemplate::detect(std::string_view jinja) {
   if (!seen.empty()) return Error(Errc::unsupported, fmt::format("the chat template uses {}; {}", seen, kKnown));
   const auto refuse = [&] {
     return Error(Errc::unsupported, fmt::format("the chat template {} is of a form that is not known; {}",
-                                                weights::quote(jinja.substr(0, 80)), kKnown));
+                                                detail::quote(jinja.substr(0, 80)), kKnown));
   };
   const std::string text = bare(jinja);
   constexpr std::string_view kTurn = "'<|im_start|>'+message.role+''+";
@@ -189,7 +189,7 @@ Result<std::vector<ChatTemplate::Segment>> ChatTemplate::segments(std::span<cons
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant")
       return Error(Errc::invalid_argument,
-                   fmt::format("message {} has role {}: system, user or assistant is needed", i, weights::quote(role)));
+                   fmt::format("message {} has role {}: system, user or assistant is needed", i, detail::quote(role)));
     if (role == "system" && i != 0 && history_ == History::trim_and_hide)
       return Error(Errc::invalid_argument, fmt::format("message {} is a system message: this model takes it first only", i));
     if (is_query(messages[i])) {
@@ -241,7 +241,7 @@ Result<std::vector<ChatTemplate::Segment>> ChatTemplate::segments(std::span<cons
 }
 
 Result<std::string> ChatTemplate::render(std::span<const ChatMessage> messages, GenerationPrompt prompt, Thinking thinking) const {
-  return weights::guarded("chat template", [&]() -> Result<std::string> {
+  return detail::guarded("chat template", [&]() -> Result<std::string> {
     std::string text;
     for (const Segment& segment : METRALE_TRY(segments(messages, prompt, thinking))) text += segment.text;
     return text;
@@ -250,7 +250,7 @@ Result<std::string> ChatTemplate::render(std::span<const ChatMessage> messages, 
 
 Result<std::vector<TokenId>> ChatTemplate::encode(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                                   GenerationPrompt prompt, Thinking thinking) const {
-  return weights::guarded("chat template", [&]() -> Result<std::vector<TokenId>> {
+  return detail::guarded("chat template", [&]() -> Result<std::vector<TokenId>> {
     std::vector<TokenId> ids;
     if (tokenizer.add_bos()) ids.push_back(*tokenizer.bos());
     for (const Segment& segment : METRALE_TRY(segments(messages, prompt, thinking))) {

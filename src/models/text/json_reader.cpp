@@ -5,8 +5,8 @@
 
 #include <cmath>
 
+#include "core/text.h"
 #include "metrale/byte_source.h"
-#include "weights/text.h"
 
 namespace metrale::text {
 namespace {
@@ -55,13 +55,13 @@ std::string reason_of(const json::exception& error) {
   std::string_view what = error.what();
   if (const auto bracket = what.find("] "); bracket != std::string_view::npos) what.remove_prefix(bracket + 2);
   if (const auto last_read = what.find("; last read"); last_read != std::string_view::npos) what = what.substr(0, last_read);
-  const std::string quoted = weights::quote(what);
+  const std::string quoted = detail::quote(what);
   return quoted.substr(1, quoted.size() - 2);
 }
 
 std::string shown(const json& value) {
   switch (value.type()) {
-    case json::value_t::string: return weights::quote(value.get_ref<const std::string&>());
+    case json::value_t::string: return detail::quote(value.get_ref<const std::string&>());
     case json::value_t::object: return "an object";
     case json::value_t::array: return fmt::format("an array of {}", value.size());
     default: return value.dump();
@@ -72,7 +72,7 @@ std::string shown(const json& value) {
 
 Result<json> parse_json(std::string_view text, std::string_view file, JsonLimits limits) {
   METRALE_TRY(check_limits(text, file, limits));
-  return weights::guarded(file, [&]() -> Result<json> {
+  return detail::guarded(file, [&]() -> Result<json> {
     try {
       return json::parse(text.begin(), text.end());
     } catch (const json::exception& error) {
@@ -86,7 +86,7 @@ Result<std::string> read_text_file(const std::filesystem::path& path, std::uint6
   if (source->size_bytes() > max_bytes)
     return Error(Errc::bad_format,
                  fmt::format("{}: {} bytes; at most {} are read", source->label(), source->size_bytes(), max_bytes));
-  return weights::guarded(source->label(), [&]() -> Result<std::string> {
+  return detail::guarded(source->label(), [&]() -> Result<std::string> {
     std::string text(source->size_bytes(), '\0');
     METRALE_TRY(source->read(0, std::as_writable_bytes(std::span(text))));
     return text;
@@ -110,8 +110,8 @@ Result<JsonNode> JsonNode::require(std::string_view key) const {
 JsonNode JsonNode::at(std::size_t index) const { return JsonNode((*value_)[index], file_, fmt::format("{}[{}]", place_, index)); }
 
 Error JsonNode::error(Errc code, std::string_view reason) const {
-  return Error(code, fmt::format("{}: {} is {}: {}", file_, place_.empty() ? "the document" : weights::quote(place_),
-                                 shown(*value_), reason));
+  return Error(code, fmt::format("{}: {} is {}: {}", file_, place_.empty() ? "the document" : detail::quote(place_), shown(*value_),
+                                 reason));
 }
 
 Result<> JsonNode::require_object() const {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/text.h"
 #include "models/text/model_config_check.h"
-#include "weights/text.h"
 
 namespace metrale {
 

@@ -3,9 +3,9 @@
 
 #include <variant>
 
+#include "core/text.h"
 #include "metrale/models/model_config.h"
 #include "models/text/model_config_check.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -47,8 +47,8 @@ class Keys {
 Result<ModelFamily> family_of(const std::string& architecture, std::string_view file) {
   if (architecture == "llama") return ModelFamily::llama;
   if (architecture == "qwen35") return ModelFamily::qwen3_5;
-  return Error(Errc::unsupported, fmt::format("{}: \"general.architecture\" is {}: metrale runs llama and qwen35", file,
-                                              weights::quote(architecture)));
+  return Error(Errc::unsupported,
+               fmt::format("{}: \"general.architecture\" is {}: metrale runs llama and qwen35", file, detail::quote(architecture)));
 }
 
 Result<> read_rope(const Keys& keys, const GgufHeader& header, ModelConfig& config) {
@@ -60,7 +60,7 @@ Result<> read_rope(const Keys& keys, const GgufHeader& header, ModelConfig& conf
     config.rope.scaling = RopeScaling::linear;
     config.rope.factor = METRALE_TRY(keys.get_or<double>("rope.scaling.factor", 1.0));
   } else if (scaling != "none") {
-    return keys.refuse("rope.scaling.type", weights::quote(scaling), "metrale knows the rotary scalings none and linear",
+    return keys.refuse("rope.scaling.type", detail::quote(scaling), "metrale knows the rotary scalings none and linear",
                        Errc::unsupported);
   }
   return {};
@@ -188,7 +188,7 @@ Result<ModelConfig> read(const GgufHeader& header, std::string_view file) {
 }  // namespace
 
 Result<ModelConfig> model_config_from_gguf(const GgufHeader& header, std::string_view file) {
-  return weights::guarded(file, [&] { return read(header, file); });
+  return detail::guarded(file, [&] { return read(header, file); });
 }
 
 }  // namespace metrale

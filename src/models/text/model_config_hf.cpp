@@ -3,10 +3,10 @@
 
 #include <optional>
 
+#include "core/text.h"
 #include "metrale/models/model_config.h"
 #include "models/text/json_reader.h"
 #include "models/text/model_config_check.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -206,7 +206,7 @@ Result<ModelConfig> parse_model_config(std::string_view json, std::string_view f
   if (json.size() > ModelLimits::kConfigBytes)
     return Error(Errc::bad_format, fmt::format("{}: {} bytes; at most {} are read", file, json.size(), ModelLimits::kConfigBytes));
   const nlohmann::json document = METRALE_TRY(text::parse_json(json, file, {}));
-  return weights::guarded(file, [&] { return read(JsonNode(document, file), file); });
+  return detail::guarded(file, [&] { return read(JsonNode(document, file), file); });
 }
 
 Result<ModelConfig> load_model_config(const std::filesystem::path& folder) {

@@ -8,7 +8,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale::text {
 namespace {
@@ -42,7 +42,7 @@ struct CodeFree {
 // Oniguruma's \s is the property White_Space; PCRE2's has U+180E too. Set operations and \h mean something else in PCRE2.
 Result<std::string> translate(std::string_view pattern, std::string_view where) {
   const auto refuse = [&](std::string_view what) {
-    return Error(Errc::unsupported, fmt::format("{}: pattern {} uses {}", where, weights::quote(pattern), what));
+    return Error(Errc::unsupported, fmt::format("{}: pattern {} uses {}", where, detail::quote(pattern), what));
   };
   std::string out;
   bool in_class = false;
@@ -120,7 +120,7 @@ Result<Regex> Regex::build(std::string_view pattern, std::uint32_t options, std:
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto code = std::make_shared<Code>();
-  code->shown = weights::quote(shown);
+  code->shown = detail::quote(shown);
   code->compiled.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                      PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT | options, &error, &offset, nullptr));
   if (code->compiled == nullptr)

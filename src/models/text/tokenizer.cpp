@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
+#include "core/text.h"
 #include "models/text/nfc.h"
 #include "models/text/tokenizer_parts.h"
 #include "models/text/utf8.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -126,7 +126,7 @@ Tokenizer::~Tokenizer() = default;
 Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, SpecialTokens special) const {
   if (text.size() > kMaxTextBytes)
     return Error(Errc::invalid_argument, fmt::format("encode a text of {} bytes: at most {} at once", text.size(), kMaxTextBytes));
-  return weights::guarded("encode", [&]() -> Result<std::vector<TokenId>> {
+  return detail::guarded("encode", [&]() -> Result<std::vector<TokenId>> {
     Encoder encoder(*impl_, special);
     METRALE_TRY(encoder.text(text));
     return encoder.take();
@@ -134,7 +134,7 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, SpecialTok
 }
 
 Result<std::string> Tokenizer::decode(std::span<const TokenId> ids, SpecialText special) const {
-  return weights::guarded("decode", [&]() -> Result<std::string> {
+  return detail::guarded("decode", [&]() -> Result<std::string> {
     StreamDecoder decoder(*this, special);
     std::string text;
     for (std::size_t i = 0; i < ids.size(); ++i) {

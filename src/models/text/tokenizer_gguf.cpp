@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "core/text.h"
 #include "models/text/tokenizer_parts.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -58,7 +58,7 @@ Result<> set_scheme(std::string_view name, TokenizerParts& parts) {
     std::string known;
     for (const NamedScheme& scheme : kSchemes) known += fmt::format("{}{}", known.empty() ? "" : " ", scheme.name);
     return Error(Errc::unsupported,
-                 fmt::format("{}: \"tokenizer.ggml.pre\" is {}: metrale knows {}", parts.file, weights::quote(name), known));
+                 fmt::format("{}: \"tokenizer.ggml.pre\" is {}: metrale knows {}", parts.file, detail::quote(name), known));
   }
   switch (it->scheme) {
     case Scheme::gpt2: return add(text::kGpt2Pattern);
@@ -116,7 +116,7 @@ Result<> read_merges(const GgufMetadata& metadata, TokenizerParts& parts) {
     if (space == 0 || space == std::string_view::npos || space + 1 == text.size() ||
         text.find(' ', space + 1) != std::string_view::npos)
       return Error(Errc::bad_format, fmt::format("{}: \"{}\"[{}] is {}: two tokens with one space between are needed", parts.file,
-                                                 kKey, rank, weights::quote(text)));
+                                                 kKey, rank, detail::quote(text)));
     parts.merges.emplace_back(text.substr(0, space), text.substr(space + 1));
   }
   return {};
@@ -127,8 +127,8 @@ Result<std::unique_ptr<Tokenizer::Impl>> read(const GgufMetadata& metadata, std:
   parts.file = file;
   const auto model = METRALE_TRY(metadata.get<std::string>("tokenizer.ggml.model"));
   if (model != "gpt2")
-    return Error(Errc::unsupported, fmt::format("{}: \"tokenizer.ggml.model\" is {}: metrale reads gpt2, byte-level BPE", file,
-                                                weights::quote(model)));
+    return Error(Errc::unsupported,
+                 fmt::format("{}: \"tokenizer.ggml.model\" is {}: metrale reads gpt2, byte-level BPE", file, detail::quote(model)));
   const auto tokens = METRALE_TRY(metadata.strings("tokenizer.ggml.tokens"));
   if (tokens.size() > static_cast<std::size_t>(INT32_MAX))
     return Error(Errc::bad_format, fmt::format("{}: \"tokenizer.ggml.tokens\" has {} elements", file, tokens.size()));
@@ -146,7 +146,7 @@ Result<std::unique_ptr<Tokenizer::Impl>> read(const GgufMetadata& metadata, std:
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::from_gguf(const GgufMetadata& metadata, std::string_view file) {
-  auto impl = METRALE_TRY(weights::guarded(file, [&] { return read(metadata, file); }));
+  auto impl = METRALE_TRY(detail::guarded(file, [&] { return read(metadata, file); }));
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
 }
 

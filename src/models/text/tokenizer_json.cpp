@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+#include "core/text.h"
 #include "models/text/json_reader.h"
 #include "models/text/nfc.h"
 #include "models/text/tokenizer_json_stages.h"
 #include "models/text/tokenizer_parts.h"
-#include "weights/text.h"
 
 namespace metrale {
 namespace {
@@ -28,14 +28,14 @@ class EntryTable {
     // As many ids as entries: an id beyond that leaves another one out.
     if (i >= limit_)
       return Error(Errc::bad_format,
-                   fmt::format("{}: token {} has id {}, but there are {} tokens at most", file_, weights::quote(text), id, limit_));
+                   fmt::format("{}: token {} has id {}, but there are {} tokens at most", file_, detail::quote(text), id, limit_));
     if (i >= entries_.size()) {
       entries_.resize(i + 1);
       known_.resize(i + 1);
     }
     if (known_[i] && !(may_repeat && entries_[i] == text))
-      return Error(Errc::bad_format, fmt::format("{}: tokens {} and {} both have id {}", file_, weights::quote(entries_[i]),
-                                                 weights::quote(text), id));
+      return Error(Errc::bad_format,
+                   fmt::format("{}: tokens {} and {} both have id {}", file_, detail::quote(entries_[i]), detail::quote(text), id));
     entries_[i] = text;
     known_[i] = true;
     return {};
@@ -83,7 +83,7 @@ Result<> read_added(const JsonNode& root, TokenizerParts& parts, EntryTable& tab
     for (const auto& token : *tokens) contents.push_back(token.content);
     std::sort(contents.begin(), contents.end());
     if (const auto twice = std::adjacent_find(contents.begin(), contents.end()); twice != contents.end())
-      return list->error(Errc::bad_format, fmt::format("{} is in it twice", weights::quote(*twice)));
+      return list->error(Errc::bad_format, fmt::format("{} is in it twice", detail::quote(*twice)));
   }
   return {};
 }
@@ -231,7 +231,7 @@ Result<std::unique_ptr<Tokenizer::Impl>> read(std::string_view json, std::string
   if (json.size() > kMaxTokenizerJsonBytes)
     return Error(Errc::bad_format, fmt::format("{}: {} bytes; at most {} are read", file, json.size(), kMaxTokenizerJsonBytes));
   const nlohmann::json document = METRALE_TRY(text::parse_json(json, file, kLimits));
-  return weights::guarded(file, [&]() -> Result<std::unique_ptr<Tokenizer::Impl>> {
+  return detail::guarded(file, [&]() -> Result<std::unique_ptr<Tokenizer::Impl>> {
     TokenizerParts parts;
     parts.file = file;
     METRALE_TRY(read_document(JsonNode(document, file), parts));

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "weights/text.h"
+#include "core/text.h"
 
 namespace metrale::text {
 namespace {

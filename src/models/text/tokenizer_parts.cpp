@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "core/text.h"
 #include "models/text/byte_alphabet.h"
 #include "models/text/utf8.h"
-#include "weights/text.h"
 
 namespace metrale::text {
 
@@ -30,7 +30,7 @@ Result<Ids> index_entries(const TokenizerParts& parts) {
     const auto id = static_cast<TokenId>(i);
     if (const auto [it, fresh] = ids.emplace(parts.entries[i], id); !fresh)
       return Error(Errc::bad_format,
-                   fmt::format("{}: tokens {} and {} are both {}", parts.file, it->second, id, weights::quote(parts.entries[i])));
+                   fmt::format("{}: tokens {} and {} are both {}", parts.file, it->second, id, detail::quote(parts.entries[i])));
   }
   return ids;
 }
@@ -40,9 +40,9 @@ Result<> check_added(const TokenizerParts& parts, const std::vector<AddedToken>&
     if (token.content.empty() || token.content.size() > kMaxAddedTokenBytes)
       return Error(Errc::bad_format, fmt::format("{}: added token {} has {} bytes; 1 to {} are allowed", parts.file, token.id,
                                                  token.content.size(), kMaxAddedTokenBytes));
-    if (!weights::valid_utf8(token.content))
+    if (!detail::valid_utf8(token.content))
       return Error(Errc::bad_format,
-                   fmt::format("{}: added token {} is {}, no UTF-8", parts.file, token.id, weights::quote(token.content)));
+                   fmt::format("{}: added token {} is {}, no UTF-8", parts.file, token.id, detail::quote(token.content)));
   }
   return {};
 }
@@ -57,7 +57,7 @@ Result<std::vector<Merge>> resolve_merges(const TokenizerParts& parts, const Ids
     const auto lookup = [&](std::string_view text) -> Result<TokenId> {
       if (const auto it = ids.find(text); it != ids.end()) return it->second;
       return Error(Errc::bad_format, fmt::format("{}: merge {} ({} {}) needs token {}, which the vocabulary lacks", parts.file,
-                                                 rank, weights::quote(left), weights::quote(right), weights::quote(text)));
+                                                 rank, detail::quote(left), detail::quote(right), detail::quote(text)));
     };
     const TokenId left_id = METRALE_TRY(lookup(left));
     const TokenId right_id = METRALE_TRY(lookup(right));
@@ -78,7 +78,7 @@ Result<> refuse_repeated_merges(const TokenizerParts& parts, const std::vector<M
   if (twice == order.end()) return {};
   return Error(Errc::bad_format,
                fmt::format("{}: merges {} and {} are both {} {}", parts.file, twice[0], twice[1],
-                           weights::quote(parts.merges[*twice].first), weights::quote(parts.merges[*twice].second)));
+                           detail::quote(parts.merges[*twice].first), detail::quote(parts.merges[*twice].second)));
 }
 
 Result<> check_id(const TokenizerParts& parts, std::string_view what, TokenId id) {
@@ -139,7 +139,7 @@ Result<std::unique_ptr<Tokenizer::Impl>> build_tokenizer(TokenizerParts parts) {
     const auto it = ids.find(*parts.unknown);
     if (it == ids.end())
       return Error(Errc::bad_format,
-                   fmt::format("{}: the unknown token {} is not in the vocabulary", parts.file, weights::quote(*parts.unknown)));
+                   fmt::format("{}: the unknown token {} is not in the vocabulary", parts.file, detail::quote(*parts.unknown)));
     unknown = it->second;
   }
   const std::vector<Merge> merges = METRALE_TRY(resolve_merges(parts, ids));

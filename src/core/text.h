@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Putting names from untrusted files into one-line messages, and walling off exceptions of the standard library.
+// Putting names from untrusted files into one-line messages, and walling off exceptions of the standard library. Pure functions, for
+// any thread.
 #pragma once
 
 #include <exception>
 #include <new>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "metrale/result.h"
 
-namespace metrale::weights {
+namespace metrale::detail {
 
 /// Whether `text` is well-formed UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 bool valid_utf8(std::string_view text) noexcept;
@@ -19,12 +19,6 @@ bool valid_utf8(std::string_view text) noexcept;
 /// `text` in double quotes, fit for one line of a message: control characters and bytes that are no UTF-8 become \xNN, and what is
 /// longer than 100 bytes is cut with "…".
 std::string quote(std::string_view text);
-
-/// Orders names so that numbers in them count as numbers: "table.2" before "table.10".
-bool natural_less(std::string_view a, std::string_view b) noexcept;
-
-/// "; nearest: "a", "b"", or nothing when there are none.
-std::string nearest_text(std::span<const std::string> names);
 
 /// Calls `fn`, whose Result it returns, and turns what the standard library throws into an Error that names `label`.
 template <class Fn>
@@ -38,4 +32,4 @@ auto guarded(std::string_view label, Fn&& fn) -> decltype(fn()) {
   }
 }
 
-}  // namespace metrale::weights
+}  // namespace metrale::detail

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "weights/text.h"
+#include "core/text.h"
 
 #include <fmt/format.h>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace metrale::weights {
+namespace metrale::detail {
 namespace {
 
 // Length of the well-formed UTF-8 sequence at the start of `text`, 0 when there is none.
@@ -68,36 +68,4 @@ std::string quote(std::string_view text) {
   return out + "\"";
 }
 
-bool natural_less(std::string_view a, std::string_view b) noexcept {
-  const auto digit = [](std::string_view text, std::size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
-  // The run of digits at `i`, without leading zeros; `i` moves past it. Longer is larger, so no value is computed.
-  const auto number = [&](std::string_view text, std::size_t& i) {
-    while (digit(text, i) && text[i] == '0') ++i;
-    const std::size_t first = i;
-    while (digit(text, i)) ++i;
-    return text.substr(first, i - first);
-  };
-  std::size_t i = 0, j = 0;
-  while (i < a.size() && j < b.size()) {
-    if (digit(a, i) && digit(b, j)) {
-      const std::string_view left = number(a, i);
-      const std::string_view right = number(b, j);
-      if (left.size() != right.size()) return left.size() < right.size();
-      if (left != right) return left < right;
-      continue;
-    }
-    if (a[i] != b[j]) return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
-    ++i;
-    ++j;
-  }
-  if (i < a.size() || j < b.size()) return i == a.size();
-  return a < b;  // they differ in leading zeros only
-}
-
-std::string nearest_text(std::span<const std::string> names) {
-  std::string out;
-  for (const std::string& name : names) out.append(out.empty() ? "; nearest: " : ", ").append(quote(name));
-  return out;
-}
-
-}  // namespace metrale::weights
+}  // namespace metrale::detail
