@@ -96,7 +96,7 @@ void fill_weights(DType type, std::byte* p, std::size_t bytes, std::mt19937& ran
     const std::uint32_t v = random();
     std::memcpy(p + i, &v, 4);
   }
-  const DTypeFacts& f = facts(type);
+  const DTypeFacts& f = dtype_facts(type);
   for (std::size_t b = 0; b + f.block_bytes <= bytes; b += f.block_bytes) {
     const auto half = [&](std::size_t at) {
       const auto h = static_cast<std::uint16_t>(0x2000 | (random() & 0x3ff));

@@ -40,9 +40,9 @@ struct DTypeFacts {
   std::uint32_t block_bytes;
 };
 
-const DTypeFacts& facts(DType type) noexcept;
-inline std::string_view to_string(DType type) noexcept { return facts(type).name; }
-inline bool is_quantised(DType type) noexcept { return facts(type).block_elements > 1; }
+const DTypeFacts& dtype_facts(DType type) noexcept;
+inline std::string_view to_string(DType type) noexcept { return dtype_facts(type).name; }
+inline bool is_quantised(DType type) noexcept { return dtype_facts(type).block_elements > 1; }
 
 /// Bytes of `elements` consecutive elements, or nullopt when they are no whole number of blocks or the product overflows.
 std::optional<std::uint64_t> size_bytes(DType type, std::uint64_t elements) noexcept;

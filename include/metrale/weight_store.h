@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WeightStore: a model's weights on a device: one arena for the model, or one for each segment of the plan, and every tensor an aligned
-// view into it. The store owns the memory until `release`; views are borrowed. Loading reads each file once from start to end
-// through a small staging buffer while earlier parts are on their way to the device. After loading, look-ups may come from any thread;
-// freeing and releasing need the store to themselves.
+// WeightStore: a model's weights on a device: one arena for the model, or one for each segment of the plan, and every tensor an
+// aligned view into it. The store owns the memory until `release`; views are borrowed. Loading reads each file once from start to
+// end through a small staging buffer while earlier parts are on their way to the device. After loading, look-ups may come from any
+// thread; freeing and releasing need the store to themselves.
 #pragma once
 
 #include <cstdint>
@@ -62,10 +62,11 @@ class WeightStore final : public ModelResource {
   using Site = std::source_location;
 
   /// Loads `plan`, which was made of `file`.
-  /// Ordering: returns when every byte is on the device; any stream may use the weights. Not legal on a thread that holds a capture.
+  /// Ordering: returns when every byte is on the device; any stream may use the weights. Not legal on a thread that
+  ///   holds a capture.
   /// Lifetime: `backend` outlives the store; `file` and `plan` may go.
-  /// Errors: out_of_memory (no room; says what is missing), io, capture_unsafe, a transform's own, or the backend's. Everything taken
-  ///   is given back.
+  /// Errors: out_of_memory (no room; says what is missing), io, capture_unsafe, a transform's own, or the backend's. Everything
+  ///   taken is given back.
   static Result<std::unique_ptr<WeightStore>> load(GpuBackend& backend, const WeightFile& file, const WeightPlan& plan,
                                                    const WeightLoadOptions& options = {}, Site site = Site::current());
   /// Loads the tensors of these names and no others. Errors: as `WeightPlan::create` and `load`.
@@ -102,7 +103,7 @@ class WeightStore final : public ModelResource {
 
   std::string_view label() const noexcept override { return "weight store"; }
   /// Forgets every weight and frees every segment, going on after failures. A segment that could not be freed is kept for the next
-  /// call. Errors: the first of `GpuBackend::free_arena`.
+  /// call. Errors: invalid_argument (another backend: nothing is done), otherwise the first of `GpuBackend::free_arena`.
   Result<> release(GpuBackend& backend) override;
 
  private:

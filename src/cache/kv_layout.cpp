@@ -15,7 +15,7 @@ using detail::Count;
 bool is_offered(DType type) noexcept { return type == DType::bf16 || type == DType::f32 || type == DType::f8_e4m3; }
 
 Count side_bytes(std::uint32_t block_size, const KvSide& side) noexcept {
-  return Count(block_size) * side.num_heads * side.head_dim * facts(side.dtype).block_bytes;
+  return Count(block_size) * side.num_heads * side.head_dim * dtype_facts(side.dtype).block_bytes;
 }
 
 }  // namespace

@@ -15,10 +15,10 @@ constexpr std::array<DTypeFacts, 20> kFacts{{
 static_assert(static_cast<std::size_t>(DType::q6_k) + 1 == kFacts.size());
 }  // namespace
 
-const DTypeFacts& facts(DType type) noexcept { return kFacts[static_cast<std::size_t>(type)]; }
+const DTypeFacts& dtype_facts(DType type) noexcept { return kFacts[static_cast<std::size_t>(type)]; }
 
 std::optional<std::uint64_t> size_bytes(DType type, std::uint64_t elements) noexcept {
-  const DTypeFacts& f = facts(type);
+  const DTypeFacts& f = dtype_facts(type);
   if (elements % f.block_elements != 0) return std::nullopt;
   const std::uint64_t blocks = elements / f.block_elements;
   if (blocks > std::numeric_limits<std::uint64_t>::max() / f.block_bytes) return std::nullopt;

@@ -46,16 +46,16 @@ void q8_0_block(const std::byte* b, float* y) noexcept {
   for (int j = 0; j < 32; ++j) y[j] = static_cast<float>(as_signed(b[2 + j])) * scale;
 }
 
-// Scale and minimum of sub-block `j` of 8, six bits each, from 12 bytes: the first four sub-blocks in the low six bits of bytes j and
-// j + 4; the last four with their low halves in byte j + 4 and their top two bits above the first four's.
+// Scale and minimum of sub-block `j` of 8, six bits each, from 12 bytes: the first four sub-blocks in the low six bits of bytes j
+// and j + 4; the last four with their low halves in byte j + 4 and their top two bits above the first four's.
 std::pair<int, int> q4_k_scale(const std::byte* s, int j) noexcept {
   const auto at = [&](int i) { return std::to_integer<int>(s[i]); };
   if (j < 4) return {at(j) & 63, at(j + 4) & 63};
   return {(at(j + 4) & 0xF) | ((at(j - 4) >> 6) << 4), (at(j + 4) >> 4) | ((at(j) >> 6) << 4)};
 }
 
-// f16 scale, f16 minimum, 12 bytes of sub-block scales, 128 bytes: 32 bytes hold one sub-block in their low and the next in their high
-// halves.
+// f16 scale, f16 minimum, 12 bytes of sub-block scales, 128 bytes: 32 bytes hold one sub-block in their low and the next in their
+// high halves.
 void q4_k_block(const std::byte* b, float* y) noexcept {
   const float scale = load_f16(b);
   const float minimum = load_f16(b + 2);
@@ -69,8 +69,9 @@ void q4_k_block(const std::byte* b, float* y) noexcept {
   }
 }
 
-// 128 bytes of low halves, 64 bytes of top bit pairs, 16 signed scales, f16 scale. Each half of 128 elements is four runs of 32: run r
-// has its low half in bytes 32·(r % 2) on (low nibble for r < 2), its top bits at 2·r of byte i, and one scale for every 16 elements.
+// 128 bytes of low halves, 64 bytes of top bit pairs, 16 signed scales, f16 scale. Each half of 128 elements is four runs of 32:
+// run r has its low half in bytes 32·(r % 2) on (low nibble for r < 2), its top bits at 2·r of byte i, and one scale for every
+// 16 elements.
 void q6_k_block(const std::byte* b, float* y) noexcept {
   const float scale = load_f16(b + 208);
   for (int half = 0; half < 2; ++half) {
@@ -115,7 +116,7 @@ Result<> dequantise(DType type, std::span<const std::byte> src, std::span<float>
     return Error(Errc::invalid_argument,
                  fmt::format("dequantise {}: {} bytes are not {} elements", to_string(type), src.size(), dst.size()));
   }
-  const DTypeFacts& f = facts(type);
+  const DTypeFacts& f = dtype_facts(type);
   for (std::size_t i = 0; i < dst.size() / f.block_elements; ++i)
     block(src.data() + i * f.block_bytes, dst.data() + i * f.block_elements);
   return {};

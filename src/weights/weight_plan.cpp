@@ -45,7 +45,7 @@ Result<std::pair<DType, std::uint64_t>> device_form(const TensorInfo& tensor, co
 Result<> convert_rows(const TensorInfo& tensor, std::span<const std::byte> src, std::span<std::byte> dst, DType to) {
   // A few rows' worth at a time, so that the floats stay in cache; a whole number of blocks of every type.
   constexpr std::size_t kPart = 4096;
-  const DTypeFacts& from = facts(*tensor.dtype);
+  const DTypeFacts& from = dtype_facts(*tensor.dtype);
   const std::size_t elements = src.size() / from.block_bytes * from.block_elements;
   float values[kPart];
   for (std::size_t at = 0; at < elements; at += kPart) {

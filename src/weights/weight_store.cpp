@@ -7,8 +7,8 @@
 #include <chrono>
 #include <set>
 
+#include "core/release_log.h"
 #include "core/text.h"
-#include "metrale/log.h"
 #include "weights/tensor_table.h"
 #include "weights/weight_loader.h"
 
@@ -60,7 +60,7 @@ Result<> WeightStore::fill(const WeightFile& file, const WeightPlan& plan, const
 
 WeightStore::~WeightStore() {
   const Result<> released = release(backend_);
-  if (!released) log(LogLevel::warning, fmt::format("weights of {}: {}", source_, released.error().to_string()));
+  if (!released) detail::log_warning_noexcept("weights of {}: {}", source_, released.error().to_string());
 }
 
 Result<Weight> WeightStore::get(std::string_view name) const {
@@ -129,6 +129,9 @@ Result<WeightStore::Freed> WeightStore::free_matching(const std::function<bool(s
 }
 
 Result<> WeightStore::release(GpuBackend& backend) {
+  if (&backend != &backend_) {
+    return Error(Errc::invalid_argument, "release of the weight store on another backend than the one it was made on");
+  }
   weights_.clear();
   Result<> first;
   for (auto at = segments_.begin(); at != segments_.end();) {

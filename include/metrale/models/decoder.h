@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decoder: a language model on a device, one token at a time or a prompt in chunks. It is written against `GpuBackend` alone and finds
-// its kernels by name (matmul_kernels.h, decoder_kernels.h), so it runs wherever those are served. It holds its backend and the weight
-// store by reference and owns its activations, caches, stream and graphs; nothing is allocated between two tokens. A decoder and its
-// sequences belong to one thread at a time.
+// Decoder: a language model on a device, one token at a time or a prompt in chunks. It is written against `GpuBackend` alone and
+// finds its kernels by name (matmul_kernels.h, decoder_kernels.h), so it runs wherever those are served. It holds its backend and
+// the weight store by reference and owns its activations, caches, stream and graphs; nothing is allocated between two tokens. A
+// decoder and its sequences belong to one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ struct DecoderStats {
 
 class Decoder;
 
-/// One text on its way through a decoder: its blocks of the cache, its recurrent state, its length. Gives them back when it dies, and must
-/// die before the decoder. Move-only.
+/// One text on its way through a decoder: its blocks of the cache, its recurrent state, its length. Gives them back when it dies,
+/// and must die before the decoder. Move-only.
 class Sequence {
  public:
   Sequence(Sequence&& other) noexcept;
@@ -77,8 +77,8 @@ class Sequence {
   bool broken_ = false;  // a step failed half-way: what the caches hold is unknown
 };
 
-/// What a step wants of the last token.
-enum class Want : std::uint8_t {
+/// What a step gives of the last token.
+enum class StepOutput : std::uint8_t {
   token,   ///< The largest logit's id, found on the device: four bytes come back.
   logits,  ///< That and every logit.
 };
@@ -92,10 +92,12 @@ class Decoder {
   };
 
   /// The tensors that a decoder of `config` needs, for `WeightStore` to load no others.
-  /// Errors: not_found (the file lacks one: names it), bad_format (a shape that differs from the configuration's), unsupported (a type).
+  /// Errors: not_found (the file lacks one: names it), bad_format (a shape that differs from the configuration's),
+  ///   unsupported (a type).
   static Result<std::vector<std::string>> tensors(GpuBackend& backend, const ModelConfig& config, const WeightFile& file);
 
-  /// Makes a decoder of weights that were loaded from `file`. Matrices are put into the kernels' order in place: a store serves one decoder.
+  /// Makes a decoder of weights that were loaded from `file`. Matrices are put into the kernels' order in place: a store
+  /// serves one decoder.
   /// Lifetime: backend and store outlive the decoder; the file may go.
   /// Errors: as `tensors`; invalid_argument (the options); not_found (the backend lacks a kernel), unsupported (it has no decoder
   ///   kernels), otherwise as `GpuBackend::alloc`. Everything is given back.
@@ -106,8 +108,10 @@ class Decoder {
   /// Releases what is left; failures are logged.
   ~Decoder();
 
-  /// Makes room for `tokens` of context in place of what there was, and captures the decode step anew. A no-op when there is room enough.
-  /// Errors: busy (a sequence is alive), out_of_range (beyond the model's own limit), otherwise as `GpuBackend::alloc`: no room then.
+  /// Makes room for `tokens` of context in place of what there was, and captures the decode step anew. A no-op when there
+  /// is room enough.
+  /// Errors: busy (a sequence is alive), out_of_range (beyond the model's own limit), otherwise as `GpuBackend::alloc`:
+  ///   no room then.
   Result<> reserve(std::uint64_t tokens);
   /// Tokens that there is room for.
   std::uint64_t context_tokens() const noexcept;
@@ -115,12 +119,12 @@ class Decoder {
   /// Starts an empty sequence. Errors: busy (max_sequences are alive), invalid_argument (nothing is reserved).
   Result<Sequence> start();
 
-  /// Appends `ids`, one or more, to a sequence, and returns the model's choice of the next token. One token replays the captured step;
-  /// more run in chunks. Waits for the device once.
+  /// Appends `ids`, one or more, to a sequence, and returns the model's choice of the next token. One token replays the captured
+  /// step; more run in chunks. Waits for the device once.
   /// Errors: invalid_argument (no ids, a sequence of another decoder or one that failed before), out_of_range (an id outside the
   ///   vocabulary, more tokens than there is context), out_of_memory (other sequences hold the blocks): the sequence is as before;
   ///   internal (the logits are not finite), otherwise those of the backend: the sequence can only be dropped then.
-  Result<Step> append(Sequence& sequence, std::span<const TokenId> ids, Want want = Want::token);
+  Result<Step> append(Sequence& sequence, std::span<const TokenId> ids, StepOutput output = StepOutput::token);
 
   /// Appends `ids` and returns every position's logits, [ids.size(), vocab], finite or not. Waits once for every `logit_rows`
   /// rows. Errors: as `append`, but for internal.

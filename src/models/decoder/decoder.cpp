@@ -107,10 +107,10 @@ Result<> Decoder::Impl::wait() {
   return backend.synchronize(stream.handle());
 }
 
-Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const TokenId> ids, Want want) {
+Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const TokenId> ids, StepOutput output) {
   if (ids.size() == 1) {
     stage(sequence, ids, {});
-    METRALE_TRY((want == Want::token ? graphs.token : graphs.logits).launch(stream.handle()));
+    METRALE_TRY((output == StepOutput::token ? graphs.token : graphs.logits).launch(stream.handle()));
     ++stats.graph_replays;
     ++stats.tokens;
     ++sequence.length_;
@@ -122,11 +122,11 @@ Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const Tok
       ids = ids.subspan(m);
       last = static_cast<std::uint32_t>(m - 1);
     }
-    METRALE_TRY(finish(last, want));
+    METRALE_TRY(finish(last, output));
   }
   METRALE_TRY(wait());
   Step result{.token = host_best(), .logits = {}};
-  if (want == Want::logits) result.logits = host_logits().first(config.vocab_size);
+  if (output == StepOutput::logits) result.logits = host_logits().first(config.vocab_size);
   if (result.token < 0) {
     return Error(Errc::internal,
                  fmt::format("the logits after {} tokens are not finite: the weights or a kernel are at fault", sequence.length_));
@@ -188,10 +188,10 @@ auto guarded(bool& broken, Body&& body) {
 
 }  // namespace
 
-Result<Decoder::Step> Decoder::append(Sequence& sequence, std::span<const TokenId> ids, Want want) {
+Result<Decoder::Step> Decoder::append(Sequence& sequence, std::span<const TokenId> ids, StepOutput output) {
   METRALE_TRY(impl_->check_append(sequence, ids));
   METRALE_TRY(sequence.blocks_.reserve(sequence.length_ + ids.size()));
-  return guarded(sequence.broken_, [&] { return impl_->run(sequence, ids, want); });
+  return guarded(sequence.broken_, [&] { return impl_->run(sequence, ids, output); });
 }
 
 Result<std::vector<float>> Decoder::append_all_logits(Sequence& sequence, std::span<const TokenId> ids) {

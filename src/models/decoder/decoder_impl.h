@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "metrale/graph.h"
@@ -18,6 +19,7 @@
 #include "models/decoder/model_weights.h"
 #include "models/decoder/ops.h"
 #include "models/decoder/regions.h"
+#include "models/decoder/release.h"
 
 namespace metrale {
 
@@ -52,13 +54,18 @@ struct StepLayout {
 /// Frees the captured steps, whose memory nothing else can free before.
 class DecoderGraphs final : public ModelResource {
  public:
+  explicit DecoderGraphs(GpuBackend& backend) noexcept : backend_(&backend) {}
   std::string_view label() const noexcept override { return "decode graphs"; }
-  Result<> release(GpuBackend&) override {
-    METRALE_TRY(token.release());
-    return logits.release();
+  Result<> release(GpuBackend& backend) override {
+    METRALE_TRY(models::check_own_backend(*backend_, backend, label()));
+    Result<> first = token.release();
+    return models::first_failure(std::move(first), logits.release());
   }
   Graph token;   ///< ends with the id
   Graph logits;  ///< and with every logit
+
+ private:
+  GpuBackend* backend_;
 };
 
 /// The cache, which `reserve` replaces, under one address.
@@ -72,18 +79,29 @@ class DecoderCache final : public ModelResource {
 /// Staging in pinned memory.
 class DecoderStaging final : public ModelResource {
  public:
+  explicit DecoderStaging(GpuBackend& backend) noexcept : backend_(&backend) {}
   std::string_view label() const noexcept override { return "step staging"; }
-  Result<> release(GpuBackend&) override {
-    METRALE_TRY(inputs.release());
-    return outputs.release();
+  Result<> release(GpuBackend& backend) override {
+    METRALE_TRY(models::check_own_backend(*backend_, backend, label()));
+    Result<> first = inputs.release();
+    return models::first_failure(std::move(first), outputs.release());
   }
   PinnedBuffer inputs;   ///< a StepLayout
   PinnedBuffer outputs;  ///< logits [logit_rows, vocab], scores [chunk_tokens], best
+
+ private:
+  GpuBackend* backend_;
 };
 
 struct Decoder::Impl {
   Impl(GpuBackend& b, const ModelConfig& c, const DecoderOptions& o)
-      : backend(b), config(c), options(o), activation_regions(b, "activations"), step_regions(b, "step inputs") {}
+      : backend(b),
+        config(c),
+        options(o),
+        activation_regions(b, "activations"),
+        staging(b),
+        step_regions(b, "step inputs"),
+        graphs(b) {}
 
   GpuBackend& backend;
   ModelConfig config;
@@ -113,7 +131,7 @@ struct Decoder::Impl {
   Result<> allocate_activations();
   Result<> drop_context();
   Result<> make_context(std::uint64_t tokens);
-  Result<> capture_step(Graph& graph, Want want);
+  Result<> capture_step(Graph& graph, StepOutput output);
 
   // forward.cpp; each enqueues on `stream`
   Result<> forward(std::uint32_t m);
@@ -123,13 +141,13 @@ struct Decoder::Impl {
   /// Logits of rows [first, first + count) of the chunk.
   Result<> head(std::uint32_t first, std::uint32_t count);
   /// The last row's logits and choice, copied to the host.
-  Result<> finish(std::uint32_t row, Want want);
+  Result<> finish(std::uint32_t row, StepOutput output);
 
   // decoder.cpp
   Result<> check_append(const Sequence& sequence, std::span<const TokenId> ids) const;
   void stage(const Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<> run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
-  Result<Step> run(Sequence& sequence, std::span<const TokenId> ids, Want want);
+  Result<Step> run(Sequence& sequence, std::span<const TokenId> ids, StepOutput output);
   Result<std::vector<float>> run_all_logits(Sequence& sequence, std::span<const TokenId> ids);
   Result<std::vector<RowScore>> run_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<> wait();

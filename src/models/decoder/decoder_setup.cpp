@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "metrale/log.h"
+#include "core/release_log.h"
 #include "models/decoder/decoder_impl.h"
 
 namespace metrale {
@@ -96,18 +96,18 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
   step_regions.add("step", step_layout.end, step);
   METRALE_TRY(step_regions.allocate());
   staging.inputs = METRALE_TRY(PinnedBuffer::create(backend, step_layout.end));
-  METRALE_TRY(capture_step(graphs.token, Want::token));
-  METRALE_TRY(capture_step(graphs.logits, Want::logits));
+  METRALE_TRY(capture_step(graphs.token, StepOutput::token));
+  METRALE_TRY(capture_step(graphs.logits, StepOutput::logits));
   context_tokens = tokens;
   return {};
 }
 
-Result<> Decoder::Impl::capture_step(Graph& graph, Want want) {
+Result<> Decoder::Impl::capture_step(Graph& graph, StepOutput output) {
   CaptureScope capture = METRALE_TRY(CaptureScope::begin(backend, stream.handle()));
   const std::span<const std::byte> inputs = staging.inputs.bytes().first(step_layout.one_token_end);
   METRALE_TRY(backend.copy_h2d_async_retained(step, inputs, stream.handle()));
   METRALE_TRY(forward(1));
-  METRALE_TRY(finish(0, want));
+  METRALE_TRY(finish(0, output));
   graph = METRALE_TRY(capture.end());
   ++stats.graph_captures;
   return {};
@@ -118,7 +118,7 @@ Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Decoder::~Decoder() {
   Impl& d = *impl_;
   const auto check = [](const Result<>& result) {
-    if (!result) log(LogLevel::warning, fmt::format("a decoder could not give back what it holds: {}", result.error().to_string()));
+    if (!result) detail::log_warning_noexcept("a decoder could not give back what it holds: {}", result.error().to_string());
   };
   check(d.drop_context());
   check(d.activation_regions.release(d.backend));
@@ -160,7 +160,7 @@ Result<> Decoder::reserve(std::uint64_t tokens) {
   METRALE_TRY(d.drop_context());
   Result<> made = d.make_context(tokens);
   if (!made) {
-    if (const Result<> dropped = d.drop_context(); !dropped) log(LogLevel::warning, dropped.error().to_string());
+    if (const Result<> dropped = d.drop_context(); !dropped) detail::log_warning_noexcept("{}", dropped.error().to_string());
   }
   return made;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layers of a decoder, as launches for `m` tokens whose ids, positions and blocks the step's inputs hold. Also what is captured: no
-// allocation, no wait, no host address but pinned ones.
+// The layers of a decoder, as launches for `m` tokens whose ids, positions and blocks the step's inputs hold. Also what is
+// captured: no allocation, no wait, no host address but pinned ones.
 #include <cmath>
 
 #include "models/decoder/decoder_impl.h"
@@ -106,11 +106,11 @@ Result<> Decoder::Impl::head(std::uint32_t first, std::uint32_t count) {
   return ops->linear({rows, count, config.hidden_size, weights->final_norm, config.rms_norm_eps}, {&output, 1});
 }
 
-Result<> Decoder::Impl::finish(std::uint32_t row, Want want) {
+Result<> Decoder::Impl::finish(std::uint32_t row, StepOutput output) {
   METRALE_TRY(head(row, 1));
   METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
   METRALE_TRY(backend.copy_d2h_async(std::as_writable_bytes(std::span(&host_best(), 1)), act.best, stream.handle()));
-  if (want == Want::token) return {};
+  if (output == StepOutput::token) return {};
   const std::span<float> logits = host_logits().first(config.vocab_size);
   return backend.copy_d2h_async(std::as_writable_bytes(logits), act.logits, stream.handle());
 }

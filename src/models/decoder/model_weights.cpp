@@ -6,6 +6,9 @@
 
 #include <cstring>
 
+#include "core/release_log.h"
+#include "models/decoder/release.h"
+
 namespace metrale::models {
 namespace {
 
@@ -168,7 +171,8 @@ std::vector<std::string> ModelWeights::names() const {
 }
 
 ModelWeights::~ModelWeights() {
-  if (arena_) (void)release(*backend_);
+  if (const Result<> result = release(*backend_); !result)
+    detail::log_warning_noexcept("{} not given back: {}", label(), result.error().to_string());
 }
 
 Result<std::vector<float>> ModelWeights::rotary_frequencies(const WeightFile& file) const {
@@ -214,6 +218,7 @@ Result<> ModelWeights::bind(const WeightStore& store, const WeightFile& file, co
 }
 
 Result<> ModelWeights::release(GpuBackend& backend) {
+  METRALE_TRY(check_own_backend(*backend_, backend, label()));
   if (!arena_) return {};
   METRALE_TRY(backend.free_arena(arena_));
   arena_ = {};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelWeights: the tensors of a decoder by what they do, whatever their names and formats. Matrices are views into a WeightStore, put
-// into the order that the kernels like; norms, biases and other vectors are widened to f32 in an arena of their own, with 1 + w and
-// -exp(w) applied where a format leaves that to the reader. Made and released by one thread; read by any.
+// ModelWeights: the tensors of a decoder by what they do, whatever their names and formats. Matrices are views into a WeightStore,
+// put into the order that the kernels like; norms, biases and other vectors are widened to f32 in an arena of their own, with
+// 1 + w and -exp(w) applied where a format leaves that to the reader. Made and released by one thread; read by any.
 #pragma once
 
 #include <cstdint>
@@ -46,16 +46,18 @@ struct LayerWeights {
 
 class ModelWeights final : public ModelResource {
  public:
-  /// Decides which tensors `config` needs and checks that `file` has each, in the shape that the configuration says and of a type that
-  /// the kernels take. Loads nothing.
-  /// Errors: not_found (a tensor is missing: names it and the nearest), bad_format (wrong shape: both shapes), unsupported (its type).
+  /// Decides which tensors `config` needs and checks that `file` has each, in the shape that the configuration says and of a type
+  /// that the kernels take. Loads nothing.
+  /// Errors: not_found (a tensor is missing: names it and the nearest), bad_format (wrong shape: both shapes),
+  ///   unsupported (its type).
   static Result<std::unique_ptr<ModelWeights>> create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
                                                       const LaunchPlans& plans);
   ~ModelWeights() override;
 
   /// Names of every tensor that a decoder needs.
   std::vector<std::string> names() const;
-  /// Finds every tensor in `store`, which was loaded from the same file, widens the vectors and packs the matrices in place. Returns when done.
+  /// Finds every tensor in `store`, which was loaded from the same file, widens the vectors and packs the matrices in place.
+  /// Returns when done.
   Result<> bind(const WeightStore& store, const WeightFile& file, const Ops& ops);
 
   Matrix embedding, head;  ///< The same when tied.
@@ -64,6 +66,7 @@ class ModelWeights final : public ModelResource {
   std::vector<LayerWeights> layers;
 
   std::string_view label() const noexcept override { return "widened weights"; }
+  /// Frees the vectors; matrices are the store's. Errors: as of `Regions::release`.
   Result<> release(GpuBackend& backend) override;
 
  private:

@@ -3,14 +3,14 @@
 
 #include <fmt/format.h>
 
-#include "metrale/log.h"
+#include "core/release_log.h"
+#include "models/decoder/release.h"
 
 namespace metrale::models {
 
 Regions::~Regions() {
-  if (!base_) return;
   if (const Result<> result = release(*backend_); !result)
-    log(LogLevel::warning, fmt::format("{} not given back: {}", label_, result.error().to_string()));
+    detail::log_warning_noexcept("{} not given back: {}", label_, result.error().to_string());
 }
 
 void Regions::add(std::string_view name, std::uint64_t bytes, DevicePtr& to) {
@@ -48,6 +48,7 @@ Result<> Regions::allocate(std::source_location site) {
 }
 
 Result<> Regions::release(GpuBackend& backend) {
+  METRALE_TRY(check_own_backend(*backend_, backend, label_));
   if (!base_) return {};
   METRALE_TRY(backend.free_arena(base_));
   base_ = {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Regions: named parts of one long-lived allocation. A table of (name, bytes, pointer) is filled first and allocated at once, so the
-// addresses stay what they are for as long as graphs use them. It holds its backend by reference. Made and released by one thread.
+// Regions: named parts of one long-lived allocation. A table of (name, bytes, pointer) is filled first and allocated at once, so
+// the addresses stay what they are for as long as graphs use them. BufferArena (metrale/arena.h) is the same for engines, over a
+// fixed table. It holds its backend by reference. Made and released by one thread.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,8 @@ class Regions final : public ModelResource {
   std::uint64_t size_bytes() const noexcept { return base_ ? bytes_ : 0; }
 
   std::string_view label() const noexcept override { return label_; }
-  /// Frees the allocation and sets every address to null.
+  /// Frees the allocation and sets every address to null. Errors: invalid_argument (another backend: nothing is done), otherwise as
+  /// `GpuBackend::free_arena`.
   Result<> release(GpuBackend& backend) override;
 
  private:

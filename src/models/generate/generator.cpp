@@ -32,8 +32,8 @@ std::uint64_t peak_resident_bytes() {
   return 0;
 }
 
-/// Hands the heap's unused pages to the system: what loading takes for a moment lies between what it keeps, and a process that loads
-/// model after model would otherwise grow by those gaps.
+/// Hands the heap's unused pages to the system: what loading takes for a moment lies between what it keeps, and a process that
+/// loads model after model would otherwise grow by those gaps.
 void return_unused_heap() {
 #if defined(__GLIBC__)
   malloc_trim(0);
@@ -162,7 +162,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   }
   Sampler sampler = METRALE_TRY(Sampler::create(request.sampling));
   const bool greedy = request.sampling.temperature == 0.0F;
-  const Want want = greedy ? Want::token : Want::logits;
+  const StepOutput output = greedy ? StepOutput::token : StepOutput::logits;
   const std::vector<TokenId> stops = stop_ids(request.chat);
   // The last token that is generated is not read again, and takes no room.
   METRALE_TRY(decoder_->reserve(std::min(round_up(prompt.size() + request.max_tokens, kContextStep), limit)));
@@ -196,7 +196,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
       out.stop = StopReason::context_full;
       break;
     }
-    const Decoder::Step step = METRALE_TRY(decoder_->append(sequence, next, want));
+    const Decoder::Step step = METRALE_TRY(decoder_->append(sequence, next, output));
     token = greedy ? step.token : METRALE_TRY(sampler.next(step.logits));
     if (out.stats.generated_tokens++ == 0) first_token = Clock::now();
     if (std::ranges::binary_search(stops, token)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of the host matrix kernels share: random weights and a decoder of their own for them, launches of single blocks, and
-// products in float64. Plain values and functions, any thread.
+// What the tests of the host matrix kernels share: random weights and a decoder of their own for them, launches of single blocks,
+// and products in float64. Plain values and functions, any thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -54,9 +54,9 @@ inline std::vector<std::byte> random_weights(DType type, std::uint32_t n, std::u
   std::uniform_real_distribution<float> scale(0.002f, 0.02f);
   std::vector<std::byte> w(n * row_bytes(type, k));
   for (std::byte& b : w) b = static_cast<std::byte>(random());
-  const std::size_t blocks = w.size() / facts(type).block_bytes;
+  const std::size_t blocks = w.size() / dtype_facts(type).block_bytes;
   for (std::size_t i = 0; i < blocks; ++i) {
-    std::byte* p = w.data() + i * facts(type).block_bytes;
+    std::byte* p = w.data() + i * dtype_facts(type).block_bytes;
     const auto put = [&](std::size_t at, float v) {
       const std::uint16_t h = to_half(v);
       std::memcpy(p + at, &h, 2);
@@ -91,7 +91,7 @@ inline std::vector<double> decode_row(DType type, const std::byte* row, std::uin
   std::vector<double> out(k);
   const auto byte = [&](std::size_t i) { return static_cast<int>(row[i]); };
   for (std::uint32_t e = 0; e < k; ++e) {
-    const std::size_t block = e / block_elements(type) * facts(type).block_bytes, i = e % block_elements(type);
+    const std::size_t block = e / block_elements(type) * dtype_facts(type).block_bytes, i = e % block_elements(type);
     const std::byte* p = row + block;
     switch (type) {
       case DType::f32: {

@@ -63,7 +63,7 @@ TEST_P(GoldenDecoder, LogitsOfTheCapturedStep) {
     Sequence sequence = ok(model.decoder->start());
     std::vector<float> logits;
     for (const TokenId id : golden.prompt(n)) {
-      const Decoder::Step step = ok(model.decoder->append(sequence, {&id, 1}, Want::logits));
+      const Decoder::Step step = ok(model.decoder->append(sequence, {&id, 1}, StepOutput::logits));
       logits.insert(logits.end(), step.logits.begin(), step.logits.end());
     }
     EXPECT_LT(worst_row(logits, golden.logits(n), vocab), kTolerance) << "prompt " << n;
@@ -76,7 +76,7 @@ TEST_P(GoldenDecoder, LogitsAfterTwoHundredTokens) {
   for (const std::uint32_t chunk : {512U, 64U, 33U}) {
     LoadedModel model(*backend, folder, {.chunk_tokens = chunk});
     Sequence sequence = ok(model.decoder->start());
-    const Decoder::Step step = ok(model.decoder->append(sequence, ids, Want::logits));
+    const Decoder::Step step = ok(model.decoder->append(sequence, ids, StepOutput::logits));
     EXPECT_LT(relative_l2(step.logits, expected), kTolerance) << "in chunks of " << chunk;
   }
 }

@@ -36,7 +36,7 @@ TEST_P(DecoderTest, ChunksOfAnySizeGiveTheSameAsTokenByToken) {
   {
     Sequence sequence = ok(decoder.start());
     for (const TokenId id : ids) {
-      const Decoder::Step step = ok(decoder.append(sequence, {&id, 1}, Want::logits));
+      const Decoder::Step step = ok(decoder.append(sequence, {&id, 1}, StepOutput::logits));
       expected.assign(step.logits.begin(), step.logits.end());
     }
   }
@@ -44,7 +44,7 @@ TEST_P(DecoderTest, ChunksOfAnySizeGiveTheSameAsTokenByToken) {
     Sequence sequence = ok(decoder.start());
     Decoder::Step step;
     for (std::size_t at = 0; at < ids.size(); at += size)
-      step = ok(decoder.append(sequence, std::span(ids).subspan(at, std::min(size, ids.size() - at)), Want::logits));
+      step = ok(decoder.append(sequence, std::span(ids).subspan(at, std::min(size, ids.size() - at)), StepOutput::logits));
     EXPECT_LT(relative_l2(step.logits, expected), 2e-5) << size << " at a time";
     EXPECT_EQ(sequence.length(), ids.size());
   }
@@ -76,7 +76,8 @@ TEST_P(DecoderTest, StepsAllocateNothing) {
   backend->attach(ops);
   Sequence sequence = ok(decoder.start());
   TokenId id = ok(decoder.append(sequence, golden.get<TokenId>("long_ids"))).token;
-  for (int i = 0; i < 40; ++i) id = ok(decoder.append(sequence, {&id, 1}, i % 2 == 0 ? Want::token : Want::logits)).token;
+  for (int i = 0; i < 40; ++i)
+    id = ok(decoder.append(sequence, {&id, 1}, i % 2 == 0 ? StepOutput::token : StepOutput::logits)).token;
   backend->detach(ops);
   for (const Op op : {Op::alloc, Op::alloc_managed, Op::alloc_async, Op::alloc_arena, Op::alloc_host_pinned, Op::free,
                       Op::free_async, Op::free_arena, Op::free_host_pinned, Op::begin_capture, Op::kernel}) {
@@ -198,7 +199,7 @@ TEST_P(DecoderTest, ReserveMakesRoomOnlyWhileNoSequenceLives) {
   ok(decoder.reserve(300));
   EXPECT_EQ(decoder.context_tokens(), 300U);
   Sequence sequence = ok(decoder.start());
-  EXPECT_LT(relative_l2(ok(decoder.append(sequence, golden.get<TokenId>("long_ids"), Want::logits)).logits,
+  EXPECT_LT(relative_l2(ok(decoder.append(sequence, golden.get<TokenId>("long_ids"), StepOutput::logits)).logits,
                         golden.get<float>("long_last_logits")),
             1e-4);
 }

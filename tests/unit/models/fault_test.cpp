@@ -1,27 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every call that loading and generating make, failed once, on a mock: the error names what failed, nothing is left behind, and where
-// the fault was a passing one the next attempt succeeds.
-#include "metrale/backends/mock.h"
+// Every call that loading and generating make, failed once, on a mock: the error names what failed, nothing is left behind, and
+// where the fault was a passing one the next attempt succeeds.
 #include "metrale/models/generator.h"
-#include "model_fixture.h"
+#include "mock_kernels.h"
 
 namespace metrale::test {
 namespace {
 
 class Faults : public ::testing::TestWithParam<const char*> {
  protected:
-  Faults() {
-    for (const auto& table : host::kernel_tables()) {
-      for (const host::HostKernel& kernel : table) {
-        mock_.set_kernel_facts(kernel.module, kernel.function,
-                               {.param_bytes = {kernel.param_bytes.begin(), kernel.param_bytes.end()},
-                                .n_tile = kernel.n_tile,
-                                .casts_a_to_e4m3 = kernel.casts_a_to_e4m3,
-                                .waits_for_dependency = false});
-      }
-    }
-  }
   /// The mock computes nothing, so the "token" it finds is what fresh memory is filled with; the steps around it are real.
   Result<> load_and_step() {
     // With a sweep at the end, since a release may be what fails.
@@ -35,7 +23,7 @@ class Faults : public ::testing::TestWithParam<const char*> {
   }
 
   const std::filesystem::path folder = model_folder(GetParam());
-  const std::unique_ptr<GpuBackend> backend = ok(mock::create());
+  const std::unique_ptr<GpuBackend> backend = mock_backend_with_kernels();
   mock::MockControl& mock_ = mock::control(*backend);
 };
 

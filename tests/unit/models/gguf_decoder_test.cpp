@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiny models written down as GGUF, the way its converters do it, must answer as their safetensors do: rotary pairs side by side,
-// norms as 1 + w, decay as -exp(A_log), a convolution without its dimension of 1.
+// The tiny models written down as GGUF, the way its converters do it, must answer as their safetensors do: rotary pairs side by
+// side, norms as 1 + w, decay as -exp(A_log), a convolution without its dimension of 1.
 #include <functional>
 
 #include "metrale/gguf.h"
@@ -156,7 +156,7 @@ void expect_golden_logits(const std::vector<std::byte>& gguf, const std::filesys
     EXPECT_LT(worst_row(logits, golden.logits(n), config.vocab_size), 1e-4) << "prompt " << n;
   }
   Sequence sequence = ok(model.decoder->start());
-  const Decoder::Step step = ok(model.decoder->append(sequence, golden.get<TokenId>("long_ids"), Want::logits));
+  const Decoder::Step step = ok(model.decoder->append(sequence, golden.get<TokenId>("long_ids"), StepOutput::logits));
   EXPECT_LT(relative_l2(step.logits, golden.get<float>("long_last_logits")), 1e-4);
 }
 

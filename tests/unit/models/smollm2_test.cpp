@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real model, where there is one: SmolLM2-135M-Instruct as a quantised GGUF file, named by METRALE_SMOLLM2_GGUF. Against llama.cpp
-// where its choice is clear, and against the same weights dequantised to float32.
+// A real model, where there is one: SmolLM2-135M-Instruct as a quantised GGUF file, named by METRALE_SMOLLM2_GGUF. Against
+// llama.cpp where its choice is clear, and against the same weights dequantised to float32.
 #include <cstdlib>
 #include <fstream>
 
@@ -100,7 +100,7 @@ TEST_F(SmolLm2, QuantisedLogitsAreThoseOfDequantisedWeights) {
     Sequence sequence = ok(fast.model->decoder()->start());
     std::span<const TokenId> next = golden.prompt;
     for (std::size_t i = 0; i < golden.greedy.size(); ++i) {
-      const Decoder::Step step = ok(fast.model->decoder()->append(sequence, next, Want::logits));
+      const Decoder::Step step = ok(fast.model->decoder()->append(sequence, next, StepOutput::logits));
       const std::span row = std::span(expected).subspan((golden.prompt.size() - 1 + i) * vocab, vocab);
       const double error = relative_l2(step.logits, row);
       EXPECT_LT(error, kQuantisedTolerance) << "step " << i;
@@ -120,14 +120,14 @@ TEST_F(SmolLm2, APromptOfManyChunksGivesTheSameAsOne) {
   std::vector<float> whole;
   {
     Sequence sequence = ok(loaded.model->decoder()->start());
-    const Decoder::Step step = ok(loaded.model->decoder()->append(sequence, ids, Want::logits));
+    const Decoder::Step step = ok(loaded.model->decoder()->append(sequence, ids, StepOutput::logits));
     whole.assign(step.logits.begin(), step.logits.end());
   }
   Sequence sequence = ok(loaded.model->decoder()->start());
   Decoder::Step step;
   for (std::size_t at = 0; at < ids.size(); at += 37)
     step = ok(loaded.model->decoder()->append(sequence, std::span(ids).subspan(at, std::min<std::size_t>(37, ids.size() - at)),
-                                              Want::logits));
+                                              StepOutput::logits));
   EXPECT_LT(relative_l2(step.logits, whole), kQuantisedTolerance);
 }
 

@@ -57,7 +57,7 @@ TEST(Safetensors, KnowsEveryTypeOfTheFormatThatDTypeHas) {
       {"U32", DType::u32},      {"F32", DType::f32}, {"F64", DType::f64}, {"I64", DType::i64},         {"U64", DType::u64}};
   for (const auto& [name, dtype] : types) {
     const std::vector<std::byte> bytes =
-        SafetensorsWriter().tensor("t", name, {3}, pattern_bytes(3 * facts(dtype).block_bytes)).bytes();
+        SafetensorsWriter().tensor("t", name, {3}, pattern_bytes(3 * dtype_facts(dtype).block_bytes)).bytes();
     const auto header = parse_safetensors(MemorySource(bytes, "m"));
     ASSERT_TRUE(header) << header.error().to_string();
     EXPECT_EQ(header->tensors.find("t")->dtype, dtype) << name;

@@ -357,6 +357,26 @@ TEST(WeightStore, GivesBackEverythingWhicheverDeviceCallFails) {
   }
 }
 
+TEST(WeightStore, AnotherBackendIsRefusedAndKeepsItsMemory) {
+  const std::vector<std::byte> bytes = sample_file();
+  const auto file = open(bytes);
+  const auto plan = value_of(WeightPlan::create(*file));
+  // Two mocks hand out the same addresses.
+  const auto first = value_of(mock::create());
+  const auto second = value_of(mock::create());
+  const auto mine = value_of(WeightStore::load(*first, *file, plan));
+  const auto other = value_of(WeightStore::load(*second, *file, plan));
+  ASSERT_EQ(value_of(mine->get("norm")).ptr, value_of(other->get("norm")).ptr);
+
+  expect_error(mine->release(*second), Errc::invalid_argument, {"weight store", "another backend"});
+  EXPECT_EQ(held(*first), held(*second)) << "nothing was freed on either";
+  EXPECT_EQ(device_bytes(*second, value_of(other->get("norm"))), pattern_bytes(132, 3));
+  EXPECT_EQ(device_bytes(*first, value_of(mine->get("norm"))), pattern_bytes(132, 3));
+  EXPECT_TRUE(mine->release(*first));
+  EXPECT_TRUE(other->release(*second));
+  EXPECT_EQ(held(*first) + held(*second), 0U);
+}
+
 TEST(WeightStore, SaysWhatIsMissingBeforeItAllocates) {
   mock::Options options;
   options.free_memory_bytes = 2000;
