@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -17,6 +18,9 @@
 
 namespace metrale::cli {
 namespace {
+
+// Published as switches for an engine that links to metrale and keeps recurrent states between requests.
+constexpr std::string_view kForEngines = "(for engines; the reference decoders keep no snapshots)";
 
 struct Options {
   std::string model;
@@ -155,8 +159,9 @@ void add_generate_command(CLI::App& app, ExitCode& exit) {
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   command->add_flag("--exact", options->exact, "Dequantise weights to float32: slow, the reference for the fast kernels");
-  command->add_flag("--hermetic", options->hermetic, "Never restore another request's state");
-  command->add_flag("--no-ssm-tail-midchunk", options->no_ssm_tail_midchunk, "Split prompt chunks at the last block boundary");
+  command->add_flag("--hermetic", options->hermetic, fmt::format("Never restore another request's state {}", kForEngines));
+  command->add_flag("--no-ssm-tail-midchunk", options->no_ssm_tail_midchunk,
+                    fmt::format("Split prompt chunks at the last block boundary {}", kForEngines));
   command->add_flag("--stats", options->stats, "Print load, speed, memory and unload figures to standard error");
   command->add_flag("--json", options->json, "Print one JSON object instead of the text");
   command->callback([options, &exit] {

@@ -4,6 +4,10 @@
 // valid and the step loop allocates nothing. One table of (name, size, pointer) drives sizing, allocation, release, reports and
 // tests. Sizing is a pure function, for any thread; an arena is made and released by one thread, and any may read its pointers
 // between.
+//
+// It is for engines: its table has the buffers of production kernels (mixture of experts, low-bit activations, adapters), each a
+// block of its own that the ledger counts as live. The reference decoders do not use it: their few f32 activations and recurrent
+// states are others, and lie in one block each of a private helper.
 #pragma once
 
 #include <array>
