@@ -6,145 +6,11 @@
 
 #include <utility>
 
+#include "decoder/cache.inl"
+
 namespace metrale::host::decoder::METRALE_ISA {
 
 METRALE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
-
-METRALE_INLINE std::uint64_t cache_offset(const CacheLayout& c, const std::int32_t* table, std::uint32_t token,
-                                          std::uint32_t head) {
-  return static_cast<std::uint64_t>(table[token / c.block_tokens]) * c.block_stride +
-         static_cast<std::uint64_t>(token % c.block_tokens) * c.token_stride + static_cast<std::uint64_t>(head) * c.head_stride;
-}
-
-METRALE_INLINE bool is_bf16(const CacheLayout& c) { return c.dtype == static_cast<std::uint32_t>(DType::bf16); }
-
-/// Pointers to `count` rows of a cache head from token `first` on, the last one repeated up to a multiple of kLanes; rows of bf16 are
-/// widened into `scratch` [count, head_dim].
-METRALE_INLINE void cache_rows(const CacheLayout& c, const void* cache, const std::int32_t* table, std::uint32_t first,
-                               std::uint32_t count, std::uint32_t head, std::uint32_t head_dim, float* scratch,
-                               const float** rows) {
-  // One division for a tile, not one for each key.
-  std::uint32_t block = first / c.block_tokens;
-  std::uint32_t within = first % c.block_tokens;
-  for (std::uint32_t j = 0; j < count;) {
-    const std::uint64_t base =
-        static_cast<std::uint64_t>(table[block]) * c.block_stride + static_cast<std::uint64_t>(head) * c.head_stride;
-    for (; j < count && within < c.block_tokens; ++j, ++within) {
-      const std::uint64_t offset = base + static_cast<std::uint64_t>(within) * c.token_stride;
-      if (!is_bf16(c)) {
-        rows[j] = static_cast<const float*>(cache) + offset;
-        continue;
-      }
-      const std::uint16_t* from = static_cast<const std::uint16_t*>(cache) + offset;
-      float* to = scratch + static_cast<std::size_t>(j) * head_dim;
-      std::uint32_t d = 0;
-      for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load_bf16(from + d));
-      for (; d < head_dim; ++d) {
-        const std::uint32_t bits = static_cast<std::uint32_t>(from[d]) << 16;
-        std::memcpy(to + d, &bits, 4);
-      }
-      rows[j] = to;
-    }
-    within = 0;
-    ++block;
-  }
-  for (std::uint32_t j = count; j % kLanes != 0; ++j) rows[j] = rows[count - 1];
-}
-
-/// Fetches the rows of a cache head one after the other, ahead of their use. A head's rows lie apart, so the hardware's prefetchers
-/// follow them badly.
-class RowFetcher {
- public:
-  METRALE_INLINE RowFetcher create(const CacheLayout& c, const void* cache, const std::int32_t* table, std::uint32_t num_rows,
-                                   std::uint32_t head, std::uint32_t head_dim) {
-    RowFetcher f;
-    const std::uint32_t element = is_bf16(c) ? 2 : 4;
-    f.cache_ = static_cast<const char*>(cache) + static_cast<std::uint64_t>(head) * c.head_stride * element;
-    f.table_ = table;
-    f.left_ = num_rows;
-    f.block_tokens_ = c.block_tokens;
-    f.block_bytes_ = c.block_stride * element;
-    f.token_bytes_ = static_cast<std::uint64_t>(c.token_stride) * element;
-    f.row_bytes_ = static_cast<std::uint64_t>(head_dim) * element;
-    return f;
-  }
-  METRALE_INLINE void fetch(RowFetcher& f) {
-    if (f.left_ == 0) return;
-    --f.left_;
-    const char* row = f.cache_ + static_cast<std::uint64_t>(*f.table_) * f.block_bytes_ + f.within_ * f.token_bytes_;
-    for (std::uint64_t at = 0; at < f.row_bytes_; at += 64) __builtin_prefetch(row + at, 0, 2);
-    if (++f.within_ < f.block_tokens_) return;
-    f.within_ = 0;
-    ++f.table_;
-  }
-
- private:
-  const char* cache_;
-  const std::int32_t* table_;
-  std::uint32_t left_;
-  std::uint32_t block_tokens_;
-  std::uint64_t within_ = 0;
-  std::uint64_t block_bytes_;
-  std::uint64_t token_bytes_;
-  std::uint64_t row_bytes_;
-};
-
-METRALE_INLINE void write_cache_row(const CacheLayout& c, void* cache, std::uint64_t offset, const float* from,
-                                    std::uint32_t head_dim) {
-  if (!is_bf16(c)) {
-    std::memcpy(static_cast<float*>(cache) + offset, from, head_dim * sizeof(float));
-    return;
-  }
-  std::uint16_t* to = static_cast<std::uint16_t*>(cache) + offset;
-  for (std::uint32_t d = 0; d < head_dim; ++d) {
-    std::uint32_t bits;
-    std::memcpy(&bits, from + d, 4);
-    // A payload that lies in the low half only would round a NaN to infinity.
-    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    to[d] = static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-  }
-}
-
-static void norm_head(float* x, const float* weight, std::uint32_t n, float eps) {
-  double sum = 0;
-  for (std::uint32_t d = 0; d < n; ++d) sum += static_cast<double>(x[d]) * x[d];
-  const float scale = inverse_sqrt(sum / n + eps);
-  for (std::uint32_t d = 0; d < n; ++d) x[d] = x[d] * scale * weight[d];
-}
-
-static void rotate_head(float* x, const float* cosines, const float* sines, std::uint32_t pairs, bool interleaved) {
-  const std::uint32_t step = interleaved ? 2 : 1;
-  const std::uint32_t partner = interleaved ? 1 : pairs;
-  for (std::uint32_t j = 0; j < pairs; ++j) {
-    float* first = x + static_cast<std::size_t>(j) * step;
-    const float a = first[0];
-    const float b = first[partner];
-    first[0] = a * cosines[j] - b * sines[j];
-    first[partner] = b * cosines[j] + a * sines[j];
-  }
-}
-
-static void rotate_store(const RotateStoreCall& c) {
-  const RotateStoreParams& p = c.p;
-  const float* cosines = c.rotary + static_cast<std::size_t>(c.token) * 2 * p.pairs;
-  const float* sines = cosines + p.pairs;
-  float* q = c.q + static_cast<std::size_t>(c.token) * p.ld_q;
-  for (std::uint32_t h = 0; h < p.num_heads; ++h) {
-    float* head = q + static_cast<std::size_t>(h) * p.q_head_stride;
-    if (c.q_norm) norm_head(head, c.q_norm, p.head_dim, p.norm_eps);
-    rotate_head(head, cosines, sines, p.pairs, p.interleaved != 0);
-  }
-  const std::uint32_t position = static_cast<std::uint32_t>(c.step->position) + c.token;
-  for (std::uint32_t h = 0; h < p.num_kv_heads; ++h) {
-    float* k = c.k + static_cast<std::size_t>(c.token) * p.ld_kv + static_cast<std::size_t>(h) * p.head_dim;
-    const float* v = c.v + static_cast<std::size_t>(c.token) * p.ld_kv + static_cast<std::size_t>(h) * p.head_dim;
-    if (c.k_norm) norm_head(k, c.k_norm, p.head_dim, p.norm_eps);
-    rotate_head(k, cosines, sines, p.pairs, p.interleaved != 0);
-    const std::uint64_t offset = cache_offset(p.cache, c.block_table, position, h);
-    write_cache_row(p.cache, c.key_cache, offset, k, p.head_dim);
-    write_cache_row(p.cache, c.value_cache, offset, v, p.head_dim);
-  }
-}
 
 // Below every score that is real, and finite so that differences of two of them are.
 inline constexpr float kMasked = -1e30f;
@@ -200,107 +66,144 @@ METRALE_INLINE void add_values(const float* weights, const float* const* values,
   }
 }
 
-static void attend(const AttendCall& c) {
-  const AttendParams& p = c.p;
-  const std::uint32_t head_dim = p.head_dim;
-  const std::uint32_t kv_head = c.head / (p.num_heads / p.num_kv_heads);
-  const std::uint32_t first_row = c.tile * kAttendTile;
-  const std::uint32_t num_rows = p.m - first_row < kAttendTile ? p.m - first_row : kAttendTile;
-  const std::uint32_t first_position = static_cast<std::uint32_t>(c.step->position) + first_row;
-  const std::uint32_t num_keys = first_position + num_rows;
+inline constexpr int kTileVectors = static_cast<int>(kAttendTile) / kLanes;
 
-  float* queries = c.shared;
-  float* sums = queries + static_cast<std::size_t>(kAttendTile) * head_dim;
-  float* weights = sums + static_cast<std::size_t>(kAttendTile) * head_dim;
-  float* key_scratch = weights + static_cast<std::size_t>(kKeyTile) * kAttendTile;
-  float* value_scratch = key_scratch + static_cast<std::size_t>(kKeyTile) * head_dim;
+/// A tile of queries, one in each lane, and its scratch in the block's shared memory. Lanes past `num_rows` have no row.
+struct QueryTile {
+  std::uint32_t head_dim;
+  std::uint32_t first_row;
+  std::uint32_t num_rows;
+  std::uint32_t first_position;
+  float* queries;  ///< [head_dim, kAttendTile]
+  float* sums;     ///< [head_dim, kAttendTile], of weighted values
+  float* weights;  ///< [kKeyTile, kAttendTile], scores of a key tile until they are softened
+};
 
-  for (std::uint32_t d = 0; d < head_dim; ++d) {
+/// The softmax so far: the largest score of each query and the sum of its weights.
+struct RunningSoftmax {
+  Vec largest[kTileVectors];
+  Vec total[kTileVectors];
+};
+
+/// Scales the queries and lays them along the lanes; zeroes the sums.
+METRALE_INLINE void load_queries(const AttendCall& c, const QueryTile& t) {
+  for (std::uint32_t d = 0; d < t.head_dim; ++d) {
     for (std::uint32_t i = 0; i < kAttendTile; ++i) {
       // Lanes without a row repeat the last one: their results are finite and unused.
-      const std::uint32_t row = first_row + (i < num_rows ? i : num_rows - 1);
-      queries[static_cast<std::size_t>(d) * kAttendTile + i] =
-          c.q[static_cast<std::size_t>(row) * p.ld_q + static_cast<std::size_t>(c.head) * p.q_head_stride + d] * p.scale;
-      sums[static_cast<std::size_t>(d) * kAttendTile + i] = 0;
+      const std::uint32_t row = t.first_row + (i < t.num_rows ? i : t.num_rows - 1);
+      t.queries[static_cast<std::size_t>(d) * kAttendTile + i] =
+          c.q[static_cast<std::size_t>(row) * c.p.ld_q + static_cast<std::size_t>(c.head) * c.p.q_head_stride + d] * c.p.scale;
+      t.sums[static_cast<std::size_t>(d) * kAttendTile + i] = 0;
     }
   }
+}
 
-  constexpr int kTileVectors = static_cast<int>(kAttendTile) / kLanes;
-  Vec largest[kTileVectors], total[kTileVectors];
-  for (int v = 0; v < kTileVectors; ++v) {
-    largest[v] = splat(kMasked);
-    total[v] = Vec{};
+METRALE_INLINE void score_tile(const QueryTile& t, const float* const* keys, std::uint32_t count) {
+  for (int lane = 0; lane < static_cast<int>(kAttendTile); lane += kLanes * kVectors) {
+    std::uint32_t j = 0;
+    for (; j + kUnroll <= count; j += kUnroll)
+      score_keys<kUnroll>(t.queries, keys + j, t.head_dim, lane, t.weights + static_cast<std::size_t>(j) * kAttendTile);
+    for (; j < count; ++j)
+      score_keys<1>(t.queries, keys + j, t.head_dim, lane, t.weights + static_cast<std::size_t>(j) * kAttendTile);
   }
+}
 
+/// Turns the scores of keys [first, first + count) into weights relative to the largest so far, and scales the sums down where that
+/// was raised. Keys behind a query's position get no weight.
+METRALE_INLINE void soften_tile(const QueryTile& t, std::uint32_t first, std::uint32_t count, RunningSoftmax& softmax) {
+  Vec correction[kTileVectors];
+  bool corrected = false;
+  for (int v = 0; v < kTileVectors; ++v) {
+    float* column = t.weights + kLanes * v;
+    const IntVec position = iota() + static_cast<std::int32_t>(t.first_position + kLanes * static_cast<std::uint32_t>(v));
+    const bool diagonal = first + count > t.first_position + kLanes * static_cast<std::uint32_t>(v);
+    Vec top = softmax.largest[v];
+    for (std::uint32_t j = 0; j < count; ++j) {
+      float* at = column + static_cast<std::size_t>(j) * kAttendTile;
+      Vec s = load(at);
+      if (diagonal) {
+        s = select(position < static_cast<std::int32_t>(first + j), splat(kMasked), s);
+        store(at, s);
+      }
+      top = max(top, s);
+    }
+    correction[v] = exp(softmax.largest[v] - top);
+    const IntVec raised = softmax.largest[v] < top;
+    corrected = corrected || any(raised);
+    softmax.largest[v] = top;
+    Vec sum = softmax.total[v] * correction[v];
+    for (std::uint32_t j = 0; j < count; ++j) {
+      float* at = column + static_cast<std::size_t>(j) * kAttendTile;
+      const Vec w = exp(load(at) - top);
+      store(at, w);
+      sum += w;
+    }
+    softmax.total[v] = sum;
+  }
+  if (!corrected || first == 0) return;
+  for (std::uint32_t d = 0; d < t.head_dim; ++d) {
+    for (int v = 0; v < kTileVectors; ++v) {
+      float* at = t.sums + static_cast<std::size_t>(d) * kAttendTile + kLanes * v;
+      store(at, load(at) * correction[v]);
+    }
+  }
+}
+
+METRALE_INLINE void add_value_tile(const QueryTile& t, const float* const* values, std::uint32_t count) {
+  for (int lane = 0; lane < static_cast<int>(kAttendTile); lane += kLanes * kVectors) {
+    std::uint32_t d = 0;
+    for (; d + kUnroll <= t.head_dim; d += kUnroll) add_values<kUnroll>(t.weights, values, count, d, lane, t.sums);
+    for (; d < t.head_dim; ++d) add_values<1>(t.weights, values, count, d, lane, t.sums);
+  }
+}
+
+METRALE_INLINE void write_rows(const AttendCall& c, const QueryTile& t, const RunningSoftmax& softmax) {
+  const AttendParams& p = c.p;
+  for (std::uint32_t i = 0; i < t.num_rows; ++i) {
+    const std::uint32_t row = t.first_row + i;
+    const float inverse = 1.0f / softmax.total[i / kLanes][static_cast<int>(i % kLanes)];
+    float* out = c.out + (static_cast<std::size_t>(row) * p.num_heads + c.head) * t.head_dim;
+    const float* gate =
+        c.q + static_cast<std::size_t>(row) * p.ld_q + static_cast<std::size_t>(c.head) * p.q_head_stride + t.head_dim;
+    for (std::uint32_t d = 0; d < t.head_dim; ++d) {
+      const float o = t.sums[static_cast<std::size_t>(d) * kAttendTile + i] * inverse;
+      out[d] = p.gated ? o * sigmoid(gate[d]) : o;
+    }
+  }
+}
+
+static void attend(const AttendCall& c) {
+  const AttendParams& p = c.p;
+  QueryTile t;
+  t.head_dim = p.head_dim;
+  t.first_row = c.tile * kAttendTile;
+  t.num_rows = p.m - t.first_row < kAttendTile ? p.m - t.first_row : kAttendTile;
+  t.first_position = static_cast<std::uint32_t>(c.step->position) + t.first_row;
+  t.queries = c.shared;
+  t.sums = t.queries + static_cast<std::size_t>(kAttendTile) * t.head_dim;
+  t.weights = t.sums + static_cast<std::size_t>(kAttendTile) * t.head_dim;
+  float* key_scratch = t.weights + static_cast<std::size_t>(kKeyTile) * kAttendTile;
+  float* value_scratch = key_scratch + static_cast<std::size_t>(kKeyTile) * t.head_dim;
+  load_queries(c, t);
+
+  RunningSoftmax softmax;
+  for (int v = 0; v < kTileVectors; ++v) {
+    softmax.largest[v] = splat(kMasked);
+    softmax.total[v] = Vec{};
+  }
+  const std::uint32_t kv_head = c.head / (p.num_heads / p.num_kv_heads);
+  const std::uint32_t num_keys = t.first_position + t.num_rows;
   const float* keys[kKeyTile];
   const float* values[kKeyTile];
   for (std::uint32_t first = 0; first < num_keys; first += kKeyTile) {
     const std::uint32_t count = num_keys - first < kKeyTile ? num_keys - first : kKeyTile;
-    cache_rows(p.cache, c.key_cache, c.block_table, first, count, kv_head, head_dim, key_scratch, keys);
-    cache_rows(p.cache, c.value_cache, c.block_table, first, count, kv_head, head_dim, value_scratch, values);
-
-    for (int lane = 0; lane < static_cast<int>(kAttendTile); lane += kLanes * kVectors) {
-      std::uint32_t j = 0;
-      for (; j + kUnroll <= count; j += kUnroll)
-        score_keys<kUnroll>(queries, keys + j, head_dim, lane, weights + static_cast<std::size_t>(j) * kAttendTile);
-      for (; j < count; ++j) score_keys<1>(queries, keys + j, head_dim, lane, weights + static_cast<std::size_t>(j) * kAttendTile);
-    }
-
-    Vec correction[kTileVectors];
-    bool corrected = false;
-    for (int v = 0; v < kTileVectors; ++v) {
-      float* column = weights + kLanes * v;
-      const IntVec position = iota() + static_cast<std::int32_t>(first_position + kLanes * static_cast<std::uint32_t>(v));
-      const bool diagonal = first + count > first_position + kLanes * static_cast<std::uint32_t>(v);
-      Vec top = largest[v];
-      for (std::uint32_t j = 0; j < count; ++j) {
-        float* at = column + static_cast<std::size_t>(j) * kAttendTile;
-        Vec s = load(at);
-        if (diagonal) {
-          s = select(position < static_cast<std::int32_t>(first + j), splat(kMasked), s);
-          store(at, s);
-        }
-        top = max(top, s);
-      }
-      correction[v] = exp(largest[v] - top);
-      const IntVec raised = largest[v] < top;
-      corrected = corrected || any(raised);
-      largest[v] = top;
-      Vec sum = total[v] * correction[v];
-      for (std::uint32_t j = 0; j < count; ++j) {
-        float* at = column + static_cast<std::size_t>(j) * kAttendTile;
-        const Vec w = exp(load(at) - top);
-        store(at, w);
-        sum += w;
-      }
-      total[v] = sum;
-    }
-    if (corrected && first != 0) {
-      for (std::uint32_t d = 0; d < head_dim; ++d) {
-        for (int v = 0; v < kTileVectors; ++v) {
-          float* at = sums + static_cast<std::size_t>(d) * kAttendTile + kLanes * v;
-          store(at, load(at) * correction[v]);
-        }
-      }
-    }
-    for (int lane = 0; lane < static_cast<int>(kAttendTile); lane += kLanes * kVectors) {
-      std::uint32_t d = 0;
-      for (; d + kUnroll <= head_dim; d += kUnroll) add_values<kUnroll>(weights, values, count, d, lane, sums);
-      for (; d < head_dim; ++d) add_values<1>(weights, values, count, d, lane, sums);
-    }
+    cache_rows(p.cache, c.key_cache, c.block_table, first, count, kv_head, t.head_dim, key_scratch, keys);
+    cache_rows(p.cache, c.value_cache, c.block_table, first, count, kv_head, t.head_dim, value_scratch, values);
+    score_tile(t, keys, count);
+    soften_tile(t, first, count, softmax);
+    add_value_tile(t, values, count);
   }
-
-  for (std::uint32_t i = 0; i < num_rows; ++i) {
-    const std::uint32_t row = first_row + i;
-    const float inverse = 1.0f / total[i / kLanes][static_cast<int>(i % kLanes)];
-    float* out = c.out + (static_cast<std::size_t>(row) * p.num_heads + c.head) * head_dim;
-    const float* gate =
-        c.q + static_cast<std::size_t>(row) * p.ld_q + static_cast<std::size_t>(c.head) * p.q_head_stride + head_dim;
-    for (std::uint32_t d = 0; d < head_dim; ++d) {
-      const float o = sums[static_cast<std::size_t>(d) * kAttendTile + i] * inverse;
-      out[d] = p.gated ? o * sigmoid(gate[d]) : o;
-    }
-  }
+  write_rows(c, t, softmax);
 }
 
 /// Dot product over a head.
@@ -336,7 +239,8 @@ METRALE_INLINE Vec sums_of(Vec* v) {
   }
 }
 
-// Attention of one token takes up to four query heads of the same cache head at a time, so that keys and values are read once for them.
+// Attention of one token takes up to four query heads of the same cache head at a time, so that keys and values are read
+// once for them.
 inline constexpr int kMaxHeads = 4;
 
 /// weights [heads, kKeyTile]: products of `kLanes / padded` keys, from key j on, with each query [heads, head_dim].

@@ -46,8 +46,9 @@ static void conv(const ConvCall& c) {
   }
 }
 
-/// Columns [j, j + kLanes * vectors) of one head's state through `count` tokens. With the decay e, the state before S and the change
-/// d = beta (v - e k S): the new state is e S + k d, and q times it is e (q S) + (q k) d, so one pass over S serves both sums.
+/// Columns [j, j + kLanes * vectors) of one head's state through `count` tokens. With the decay e, the state before S and the
+/// change d = beta (v - e k S): the new state is e S + k d, and q times it is e (q S) + (q k) d, so one pass over S serves
+/// both sums.
 template <int vectors>
 METRALE_INLINE void delta_columns(float* state, std::uint32_t key_dim, std::uint32_t value_dim, std::uint32_t j,
                                   std::uint32_t count, const float* queries, const float* keys, const float* values,

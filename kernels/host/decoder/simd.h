@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of one machine register for the code of one instruction set. Included once by each ops_<isa>.cpp after METRALE_ISA is defined
-// as the namespace's name; everything is always inlined, so that nothing compiled for one instruction set is shared with another.
-// Vectors are as wide as a register and no wider: compilers split longer ones through memory.
+// Vectors of one machine register for the code of one instruction set. Included once by each ops_<isa>.cpp after METRALE_ISA is
+// defined as the namespace's name; everything is always inlined, so that nothing compiled for one instruction set is shared with
+// another. Vectors are as wide as a register and no wider: compilers split longer ones through memory.
 #pragma once
 
 #include <cstddef>
@@ -74,24 +74,8 @@ METRALE_INLINE bool any(IntVec mask) {
   return all != 0;
 }
 
-/// exp(x) to a few units in the last place, x clamped to [-87, 88]; NaN gives a number.
-METRALE_INLINE Vec exp(Vec x) {
-  x = min(max(x, splat(-87.0f)), splat(88.0f));
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-  const IntVec n = as_int(x * 1.44269504088896341f + 12582912.0f) - 0x4b400000;
-  const Vec whole = to_float(n);
-  // log 2 in two parts, so that the remainder is exact.
-  const Vec r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  // Minimax polynomial for exp on half an octave: Cephes expf.
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return p * as_float((n + 127) << 23);
-}
+#include "exp.inl"
+
 METRALE_INLINE Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
 
 }  // namespace metrale::host::decoder::METRALE_ISA

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix product for many rows on AMX bf16 tiles: 32 rows by 32 columns at a time, sums in f32 inside the tiles. A bf16 value has
-// 8 bits, too few for the logits that come out at the end, so operands are split into parts that add up: quantised weights and their
-// activations in two each, of which three products are taken; f32 activations of bf16 weights in three, which is all of them.
+// The matrix product for many rows on AMX bf16 tiles: 32 rows by 32 columns at a time, sums in f32 inside the tiles. A bf16 value
+// has 8 bits, too few for the logits that come out at the end, so operands are split into parts that add up: quantised weights and
+// their activations in two each, of which three products are taken; f32 activations of bf16 weights in three, which is all of them.
 // Quantised weights become a panel of tiles in cache once for each panel of columns; bf16 weights are used where they lie. Included
 // by ops_amx.cpp alone.
 #pragma once
@@ -40,8 +40,8 @@ struct Sums {
   std::size_t stride[2];
 };
 
-/// What two row tiles and two column tiles are multiplied from. `a`: activations, all parts of a step together. `b`: weights, `b_step`
-/// bytes from one step of 32 elements to the next. Split weights have two parts, the low one kLowPart behind the high one.
+/// What two row tiles and two column tiles are multiplied from. `a`: activations, all parts of a step together. `b`: weights,
+/// `b_step` bytes from one step of 32 elements to the next. Split weights have two parts, the low one kLowPart behind the high one.
 struct Operands {
   const std::byte* a[2];
   const std::byte* b[2];
@@ -51,8 +51,8 @@ struct Operands {
 };
 inline constexpr std::size_t kLowPart = 2 * kTile;
 
-/// Parts of an activation: with split weights two, and the product of the low parts is left out (2^-16 of the whole); with bf16 weights
-/// three, which is all of a float.
+/// Parts of an activation: with split weights two, and the product of the low parts is left out (2^-16 of the whole); with bf16
+/// weights three, which is all of a float.
 METRALE_INLINE constexpr int parts_for(bool split) { return split ? 2 : 3; }
 
 template <int row_tiles, int column_tiles, bool split>
@@ -100,12 +100,14 @@ static void multiply(const Operands& in, const Sums& sums) {
   if constexpr (row_tiles > 1 && column_tiles > 1) METRALE_TILE_STORE(3, sums.to[1] + 16 * sums.stride[1], sums.stride[1]);
 }
 
-/// Lanes of `even` and `odd` as neighbouring bf16 values, cut off: a tile row holds elements 2i, 2i+1 of column 0, then of column 1, …
+/// Lanes of `even` and `odd` as neighbouring bf16 values, cut off: a tile row holds elements 2i, 2i+1 of column 0, then of
+/// column 1, …
 METRALE_INLINE V16i interleave_bf16(V16i even, V16i odd) {
   return reinterpret_cast<V16i>(
       _mm512_mask_blend_epi16(0xaaaaaaaau, reinterpret_cast<__m512i>(even >> 16), reinterpret_cast<__m512i>(odd)));
 }
-/// Two columns' worth of lanes as a high and a low tile row. The high part is rounded, so that the low part is as small as it can be.
+/// Two columns' worth of lanes as a high and a low tile row. The high part is rounded, so that the low part is as small as
+/// can be.
 METRALE_INLINE void emit_pair(V16f even, V16f odd, std::byte* out) {
   const V16i half = splat(0x8000), keep = splat(static_cast<std::int32_t>(0xffff0000));
   const V16i e = float_bits(even) + half, o = float_bits(odd) + half;
@@ -127,8 +129,8 @@ METRALE_INLINE void emit_line(Line bytes, V16f scale, V16f add, std::byte* out) 
   emit_pair(f[2], f[3], out + 64);
 }
 
-/// Elements [first, first + count) of a packed quantised group as tiles, 1 KiB for every 32 elements, `step` bytes apart. `first` and
-/// `count` are whole blocks of the type.
+/// Elements [first, first + count) of a packed quantised group as tiles, 1 KiB for every 32 elements, `step` bytes apart. `first`
+/// and `count` are whole blocks of the type.
 static void dequantise_group(DType type, const std::byte* w, std::uint32_t k, std::uint32_t first, std::uint32_t count,
                              std::byte* out, std::size_t step) {
   const std::uint32_t blocks = k / 32;
@@ -223,7 +225,8 @@ METRALE_INLINE bool is_split(const Call& c) { return static_cast<DType>(c.p.w[0]
 METRALE_INLINE std::size_t parts_of(const Call& c) { return static_cast<std::size_t>(parts_for(is_split(c))); }
 METRALE_INLINE std::size_t row_tile_bytes(const Call& c) { return std::size_t{(c.p.k + 31) / 32} * parts_of(c) * kTile; }
 
-// Rows whose sums are kept at once: 512 rows by 32 columns of f32 are 64 KiB, and 512 rows of activations of usual width stay in L2.
+// Rows whose sums are kept at once: 512 rows by 32 columns of f32 are 64 KiB, and 512 rows of activations of usual width
+// stay in L2.
 inline constexpr std::uint32_t kRowBlock = 512;
 // Most elements of k in a panel: 32 columns of bf16 take 40 KiB, about the first-level cache.
 inline constexpr std::uint32_t kPanelK = 640;

@@ -2,9 +2,9 @@
 //
 // Byte layouts that the host matrix kernels share: packed weights and prepared activations. Constants and plain structs only.
 //
-// A packed matrix [n, k] is n / 16 groups of 16 rows in order, then the last n % 16 rows unchanged; the whole takes the bytes of the
-// original. Inside a group the same bytes are permuted so that one 64-byte line holds 4 bytes (dense: 2 or 1 elements) of each of
-// the 16 rows, which is the operand layout of vpdpbusd, vdpbf16ps and the AMX tile alike. "×16" means one value for each row:
+// A packed matrix [n, k] is n / 16 groups of 16 rows in order, then the last n % 16 rows unchanged; the whole takes the bytes of
+// the original. Inside a group the same bytes are permuted so that one 64-byte line holds 4 bytes (dense: 2 or 1 elements) of each
+// of the 16 rows, which is the operand layout of vpdpbusd, vdpbf16ps and the AMX tile alike. "×16" means one value for each row:
 //   f32    [k][16 rows]
 //   f16    [k / 2][2][16 rows]                    a line holds element 2i of all rows, then element 2i+1
 //   bf16   [k / 2][16 rows][2]                    a line holds elements 2i, 2i+1 of row 0, then of row 1, …
@@ -37,8 +37,8 @@ static_assert(sizeof(Q16Scale) == 16);
 /// How a row of activations is stored.
 ///   f32   [round_up(k, 16)] floats, zero padded
 ///   q16   [k / 32] lines of { 32 h, 32 l }, then [k / 32] Q16Scale
-///   bf16  for 16 rows at a time: [k / 32] steps of 2 or 3 tiles of [16 rows][32 elements], whose sum is the f32 value to 16 or 24 bits,
-///         the highest part first
+///   bf16  for 16 rows at a time: [k / 32] steps of 2 or 3 tiles of [16 rows][32 elements], whose sum is the f32 value to 16 or 24
+///         bits, the highest part first
 enum class ActivationFormat : std::uint8_t { f32, q16 };
 
 }  // namespace metrale::host::matmul

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix product for one instruction set, on 16-bit or f32 activations: one group of 16 output columns at a time against a tile of
-// rows. Included by ops_<isa>.cpp after simd.h and prepare_impl.h.
+// The matrix product for one instruction set, on 16-bit or f32 activations: one group of 16 output columns at a time against a tile
+// of rows. Included by ops_<isa>.cpp after simd.h and prepare_impl.h.
 #pragma once
 
 #include "prepare_impl.h"
@@ -369,8 +369,8 @@ static void unpack_group(DType type, const std::byte* group, std::uint32_t k, fl
 
 METRALE_INLINE std::uint32_t groups_of(const Matrix& w) { return (w.n + kGroupRows - 1) / kGroupRows; }
 
-/// The groups of one matrix that belong to this block, where the groups of all matrices (of gate and up: each pair) are one sequence.
-/// `before`: groups of the matrices in front. Shares begin at multiples of `unit` groups.
+/// The groups of one matrix that belong to this block, where the groups of all matrices (of gate and up: each pair) are one
+/// sequence. `before`: groups of the matrices in front. Shares begin at multiples of `unit` groups.
 METRALE_INLINE Share groups_here(const Call& c, std::uint32_t matrix, std::uint32_t before, std::uint32_t unit = 1) {
   std::uint32_t all = 0;
   for (std::uint32_t i = 0; i < (c.swiglu ? 1 : c.matrices); ++i) all += groups_of(c.p.w[i]);

@@ -8,12 +8,12 @@
 // Of the buffers of `linear`, `linear4` and `swiglu` only `residual` and `y` may overlap. W and prepared activations want 64-byte
 // alignment.
 //
-// Grid: any number of blocks along x; each takes an equal share of the output columns. Block {1,1,1}. `plan_*` give the grid and the
-// dynamic shared memory; less shared memory than planned is a fault.
+// Grid: any number of blocks along x; each takes an equal share of the output columns. Block {1,1,1}. `plan_*` give the grid and
+// the dynamic shared memory; less shared memory than planned is a fault.
 //
-// Calling order: at load, `repack` each W once (never twice). Then for m <= kFusedRows call linear/linear4/swiglu on f32 x directly;
-// norm and quantisation happen inside. For more rows call `prepare` first (it applies the norm) and pass its output as x with
-// `prepared = 1` and norm null; that output may feed several launches whose `activation_class` is the same.
+// Calling order: at load, `repack` each W once (never twice). Then for m <= kFusedRows call linear/linear4/swiglu on f32 x
+// directly; norm and quantisation happen inside. For more rows call `prepare` first (it applies the norm) and pass its output as x
+// with `prepared = 1` and norm null; that output may feed several launches whose `activation_class` is the same.
 //
 // The functions below are `static`: the header is also compiled with the flags of instruction sets that the machine may lack, and a
 // shared inline function could be linked from there.
@@ -83,7 +83,7 @@ struct Plan {
   std::uint32_t shared_bytes = 0;
 };
 
-/// Bytes of `k` elements of a supported type.
+/// Bytes of `k` elements of a supported type: `size_bytes` of dtype.h, static; a test holds them together.
 static constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
   switch (type) {
     case DType::f32: return 4 * k;

@@ -11,8 +11,8 @@
 namespace metrale::host::matmul {
 namespace {
 
-/// A run of bytes inside a block, kept together for each row: `bytes` from `row_at` in the row's block go to `out_at` in the group's,
-/// in pieces of `piece` bytes that alternate between rows.
+/// A run of bytes inside a block, kept together for each row: `bytes` from `row_at` in the row's block go to `out_at` in the
+/// group's, in pieces of `piece` bytes that alternate between rows.
 struct Run {
   std::uint32_t row_at, out_at, bytes, piece;
 };

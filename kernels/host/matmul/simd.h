@@ -106,7 +106,8 @@ METRALE_INLINE V16f load_f16(const void* p) {
   } halves{_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
   return load<V16f>(&halves);
 #else
-  // Exponent and mantissa moved into place, then rescaled by 2^112: exact for subnormals too; infinities and NaN keep their exponent.
+  // Exponent and mantissa moved into place, then rescaled by 2^112: exact for subnormals too; infinities and NaN
+  // keep their exponent.
   const V16i h = __builtin_convertvector(load<V16s>(p), V16i);
   const V16i magnitude = (h & 0x7fff) << 13;
   const V16f scaled = bits_to_float(magnitude) * 0x1p112f;
@@ -121,21 +122,8 @@ METRALE_INLINE V16i to_bf16_bits(V16f v) {
   return reinterpret_cast<V16i>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-/// exp(x) to a few units in the last place; x is clamped to [-87, 88].
-METRALE_INLINE V16f exp(V16f x) {
-  x = min(max(x, splat(-87.0f)), splat(88.0f));
-  const V16i n = round_to_int(x * 1.44269504088896341f);
-  const V16f nf = to_float(n);
-  const V16f r = (x - nf * 0.693359375f) + nf * 2.12194440e-4f;
-  V16f p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return p * bits_to_float((n + 127) << 23);
-}
+#include "exp.inl"
+
 /// 1 / v for v in [1, 2^127].
 METRALE_INLINE V16f reciprocal(V16f v) {
 #if defined(__AVX512F__)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -15,6 +16,26 @@
 
 namespace metrale::host::matmul {
 namespace {
+
+// `row_bytes` and `can_repack` repeat the block sizes of metrale/dtype.h, since they must be static.
+TEST(MatmulPlans, RowBytesAreThoseOfTheType) {
+  constexpr auto kLast = static_cast<std::uint8_t>(DType::q6_k);
+  int supported = 0;
+  for (std::uint8_t i = 0; i <= kLast; ++i) {
+    const auto type = static_cast<DType>(i);
+    if (!supports(type)) continue;
+    ++supported;
+    const std::uint32_t block = dtype_facts(type).block_elements;
+    for (const std::uint64_t blocks : {1u, 2u, 3u, 7u, 16u, 1000003u}) {
+      const std::uint64_t k = blocks * block;
+      EXPECT_EQ(row_bytes(type, k), size_bytes(type, k)) << to_string(type) << " k " << k;
+    }
+    EXPECT_TRUE(can_repack(type, 256)) << to_string(type);
+    EXPECT_EQ(can_repack(type, 32), block <= 32) << to_string(type);
+    EXPECT_FALSE(can_repack(type, 48)) << to_string(type);
+  }
+  EXPECT_EQ(supported, static_cast<int>(std::size(kTypes)));
+}
 
 class MatmulOn : public testing::TestWithParam<std::tuple<Isa, DType>> {
  protected:
