@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the commands of metgpu share. A command is one file: it declares its options, calls the library and prints; whatever it does can
-// be called from the library as well. Figures and progress go to standard error, results to standard output.
+// What the commands of metgpu share. A command is one file: it declares its options, calls the library and prints; whatever it does
+// can be called from the library as well. Figures and progress go to standard error, results to standard output.
 #pragma once
 
 #include <memory>

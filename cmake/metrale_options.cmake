@@ -27,8 +27,8 @@ if(METRALE_STATIC_THIRD_PARTY)
   add_link_options(-static-libstdc++ -static-libgcc)
 endif()
 
-# Call sites in messages and reports are paths inside the project, wherever it was checked out. The second form is what a compiler cache
-# makes of the first.
+# Call sites in messages and reports are paths inside the project, wherever it was checked out. The second form is what a compiler
+# cache makes of the first.
 file(RELATIVE_PATH metrale_source_from_build ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
 add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/= -ffile-prefix-map=${metrale_source_from_build}=)
 

@@ -42,8 +42,8 @@ function(metrale_library name)
   set_property(GLOBAL APPEND PROPERTY METRALE_LIBRARIES metrale_${name})
 endfunction()
 
-# metrale_test(path/name_test.cpp LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test. It runs in the top folder, so
-# that METRALE_TEST_DATA holds no path of this machine and compiler caches serve every checkout.
+# metrale_test(path/name_test.cpp LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test. It runs in the top
+# folder, so that METRALE_TEST_DATA holds no path of this machine and compiler caches serve every checkout.
 function(metrale_test source)
   cmake_parse_arguments(arg "" "" "LIBS;SOURCES" ${ARGN})
   get_filename_component(name ${source} NAME_WE)

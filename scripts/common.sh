@@ -31,8 +31,8 @@ end_work() {
   rm -rf "$partial"
 }
 
-# fetch_pinned REQUIREMENTS LABEL MEGABYTES: downloads the one file that REQUIREMENTS pins into the work folder, hash checked, with a
-# progress line. Nothing is installed. Non-zero where it failed, after saying why.
+# fetch_pinned REQUIREMENTS LABEL MEGABYTES: downloads the one file that REQUIREMENTS pins into the work folder, hash checked, with
+# a progress line. Nothing is installed. Non-zero where it failed, after saying why.
 fetch_pinned() {
   local requirements=$1 label=$2 megabytes=$3 log=$partial/pip.log done_mb status=0
   command -v pip3 >/dev/null || { say "$label: pip3 is missing; scripts/setup installs it (python3-pip)"; return 1; }

@@ -9,6 +9,7 @@ paths       no file names a path of one machine or an address outside the list b
 layers      nothing includes upwards (docs/design.md has the layers)
 headers     every public header belongs to a library, which compiles it alone and installs it, and is in metrale.h
 todo        a TODO names an issue
+width       no line of a source is wider than 132 columns, but for one literal that cannot be broken
 length      files past 500 lines are listed; past 800 they fail
 """
 import re
@@ -17,9 +18,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = {".h", ".cpp", ".cu", ".cuh", ".mm"}
+SOURCES = {".h", ".cpp", ".inl", ".inc", ".cu", ".cuh", ".mm"}
 TEXT = SOURCES | {".md", ".txt", ".cmake", ".in", ".py", ".sh", ".json", ".yml", ""}
 REPORT_LINES, MAX_LINES = 500, 800
+MAX_COLUMNS = 132
 # Folders that people and build services keep their checkouts in.
 MACHINE_FOLDERS = "home|root|Users|mnt|opt|srv|media|scratch|builds?|work(?:spaces?)?"
 ADDRESSES = ("apache.org", "localhost", "127.0.0.1", "example.com", "arxiv.org", "ietf.org", "unicode.org", "json.schemastore.org")
@@ -88,7 +90,7 @@ def check_paths(file, lines):
             report(file, number, f"/{folder}/… looks like a path of one machine")
         for host in re.findall(r"https?://([\w.-]+)", line):
             if not host.endswith(ADDRESSES):
-                report(file, number, f"address at {host}; name the thing instead, or add the host to the list in {Path(__file__).name}")
+                report(file, number, f"address at {host}; name the thing, or add the host to the list in {Path(__file__).name}")
 
 
 # A file under the first may include no project header under any of the second.
@@ -124,6 +126,15 @@ def check_todo(file, lines):
             report(file, number, "a TODO names its issue: TODO(#12)")
 
 
+def check_width(file, lines):
+    if file.suffix not in SOURCES | {".cmake", ".py", ".sh"} and file.name != "CMakeLists.txt":
+        return
+    for number, line in enumerate(lines, 1):
+        long_literal = re.search(r"""R"\w*\(|"[^"]{80,}"|'[^']{80,}'""", line)
+        if len(line) > MAX_COLUMNS and not long_literal:
+            report(file, number, f"{len(line)} columns; {MAX_COLUMNS} are the most, comments included")
+
+
 def check_headers(files):
     lists = "".join((ROOT / file).read_text() for file in files if file.name == "CMakeLists.txt")
     everything = (ROOT / "include/metrale/metrale.h").read_text()
@@ -150,6 +161,7 @@ def main():
         check_licence(file, lines)
         check_paths(file, lines)
         check_todo(file, lines)
+        check_width(file, lines)
         if file.suffix == ".md":
             check_links(file, lines)
             check_examples(file, lines, files)

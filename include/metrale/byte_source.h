@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ByteSource: where a file parser gets its bytes. Parsers ask for ranges in rising order and know nothing of files, so the same code
-// reads a file, a block of memory in a test, or a fuzzer's input. A source owns its descriptor or borrows its memory; reads name
-// their own offset and keep no position, so several threads may read one source at a time.
+// ByteSource: where a file parser gets its bytes. Parsers ask for ranges in rising order and know nothing of files, so the same
+// code reads a file, a block of memory in a test, or a fuzzer's input. A source owns its descriptor or borrows its memory; reads
+// name their own offset and keep no position, so several threads may read one source at a time.
 #pragma once
 
 #include <cstddef>

@@ -38,8 +38,8 @@ constexpr std::uint16_t f32_to_bf16(float value) noexcept {
 /// Whether `dequantise` knows the type: f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
 bool can_dequantise(DType type) noexcept;
 
-/// Writes the `dst.size()` elements that `src` stores as `type`. Exact for f32, f16, bf16, q4_0 and q8_0 with at most one rounding per
-/// element; the others multiply and add in float, and a compiler that fuses the two changes the last bit.
+/// Writes the `dst.size()` elements that `src` stores as `type`. Exact for f32, f16, bf16, q4_0 and q8_0 with at most one rounding
+/// per element; the others multiply and add in float, and a compiler that fuses the two changes the last bit.
 /// Errors: unsupported (another type), invalid_argument (`src` is not the size of `dst.size()` elements); `dst` is untouched.
 /// Source: block layouts of the ggml repository, ggml-common.h.
 Result<> dequantise(DType type, std::span<const std::byte> src, std::span<float> dst);

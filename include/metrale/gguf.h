@@ -20,8 +20,8 @@
 
 namespace metrale {
 
-/// Largest header (metadata and tensor table) that is read; vocabularies of 256k tokens take a tenth of it. Memory for a header is at
-/// most about four times its size.
+/// Largest header (metadata and tensor table) that is read; vocabularies of 256k tokens take a tenth of it. Memory for a header is
+/// at most about four times its size.
 inline constexpr std::uint64_t kMaxGgufHeaderBytes = std::uint64_t{128} << 20;
 /// Alignment of tensor data when the file does not give `general.alignment`.
 inline constexpr std::uint32_t kGgufDefaultAlignment = 32;
@@ -52,8 +52,9 @@ class GgufMetadata {
   /// The value as the file has it, or null.
   const GgufValue* find(std::string_view key) const noexcept;
 
-  /// A scalar as `T`, one of bool, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, float, double, std::string. Any integer
-  /// type of the file converts to any integer `T` that can hold the value, and any number to float or double; nothing else converts.
+  /// A scalar as `T`, one of bool, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, float, double, std::string. Any
+  /// integer type of the file converts to any integer `T` that can hold the value, and any number to float or double; nothing
+  /// else converts.
   /// Errors: not_found (no such key), bad_format (the value is of another kind or does not fit).
   template <class T>
   Result<T> get(std::string_view key) const;

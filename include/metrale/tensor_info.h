@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorInfo and TensorTable: what a weight file says about its tensors, in one form for every file format. A table is built once by
-// a parser, which has checked it against the file: every range lies inside the file, no two overlap, no name occurs twice. After
+// TensorInfo and TensorTable: what a weight file says about its tensors, in one form for every file format. A table is built once
+// by a parser, which has checked it against the file: every range lies inside the file, no two overlap, no name occurs twice. After
 // that it never changes and any number of threads may read it.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WeightFile: the tensors of a model on disk, whatever the layout: one GGUF file, one safetensors file, or a Hugging Face folder with
-// model.safetensors or with model.safetensors.index.json and its shards. Opening reads and checks every header and no tensor data;
-// the files stay open until the object dies. Nothing changes after opening, so any number of threads may use one.
+// WeightFile: the tensors of a model on disk, whatever the layout: one GGUF file, one safetensors file, or a Hugging Face folder
+// with model.safetensors or with model.safetensors.index.json and its shards. Opening reads and checks every header and no tensor
+// data; the files stay open until the object dies. Nothing changes after opening, so any number of threads may use one.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ class WeightFile {
 
   /// Opens `path`, a file or a folder, and reads its headers.
   /// Errors: not_found (no such file, a folder without weights, a shard that is named and not there), bad_format (as the parsers; a
-  /// tensor that the index names and its shard lacks; a name in two shards), unsupported, io, out_of_memory. One line, naming the thing.
+  /// tensor that the index names and its shard lacks; a name in two shards), unsupported, io, out_of_memory. One line that
+  /// names the thing.
   static Result<std::unique_ptr<WeightFile>> open(const std::filesystem::path& path);
   /// The same from one source in the format that its first bytes tell, e.g. a block of memory.
   static Result<std::unique_ptr<WeightFile>> open(std::unique_ptr<ByteSource> source);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WeightPlan: which tensors of a file go to the device, in what type, and where in the arena. It is made once, from a policy, before a
-// byte is read, and is what both the estimate and the load go by, so that the two cannot differ. A plan is plain data about one
-// WeightFile, which must outlive it; it never changes, and any number of threads may read it.
+// WeightPlan: which tensors of a file go to the device, in what type, and where in the arena. It is made once, from a policy,
+// before a byte is read, and is what both the estimate and the load go by, so that the two cannot differ. A plan is plain data
+// about one WeightFile, which must outlive it; it never changes, and any number of threads may read it.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ struct TensorTransform {
   DType dtype = DType::f32;
   /// Every call gets a multiple of this many rows, and the tensor's last rows whatever their number.
   std::uint64_t granule_rows = 1;
-  /// Reads the rows from `first_row` on in `src`, as the file has them, and fills `dst`: whole rows of the result in any order within the
-  /// call. `dst` is host memory that is copied to the device afterwards. An error ends the load.
+  /// Reads the rows from `first_row` on in `src`, as the file has them, and fills `dst`: whole rows of the result in any order
+  /// within the call. `dst` is host memory that is copied to the device afterwards. An error ends the load.
   std::function<Result<>(const TensorInfo& tensor, std::uint64_t first_row, std::span<const std::byte> src,
                          std::span<std::byte> dst)>
       apply;
@@ -65,8 +65,8 @@ class WeightPlan {
   };
 
   /// Asks `policy` about each tensor of `file` in file order; without one, everything is loaded.
-  /// Errors: unsupported (a tensor to be loaded has a type that metrale cannot load: names both), invalid_argument (a transform that
-  ///   cannot apply to the shape), out_of_range (sizes overflow).
+  /// Errors: unsupported (a tensor to be loaded has a type that metrale cannot load: names both), invalid_argument (a transform
+  ///   that cannot apply to the shape), out_of_range (sizes overflow).
   static Result<WeightPlan> create(const WeightFile& file, const TensorPolicy& policy = {});
   /// Loads the tensors of these names into one segment and skips all others.
   /// Errors: as above; not_found (no such tensor; with the names that come nearest).

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JsonSax: base of the handlers that read JSON from weight files without building a document, so that memory follows what is kept and
-// not what is sent. Every event is refused unless the handler overrides it; nesting is limited; the first problem ends the parse.
+// JsonSax: base of the handlers that read JSON from weight files without building a document, so that memory follows what is kept
+// and not what is sent. Every event is refused unless the handler overrides it; nesting is limited; the first problem ends
+// the parse.
 #pragma once
 
 #include <cstddef>

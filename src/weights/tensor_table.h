@@ -18,7 +18,8 @@ namespace metrale::weights {
 /// Product of `shape`, or nullopt on overflow. 1 for an empty shape.
 std::optional<std::uint64_t> element_count(std::span<const std::uint64_t> shape) noexcept;
 
-/// Checks that the ranges of `tensors`, which are sorted by offset and lie in one file, do not overlap. Empty tensors overlap nothing.
+/// Checks that the ranges of `tensors`, which are sorted by offset and lie in one file, do not overlap. Empty tensors
+/// overlap nothing.
 /// Errors: bad_format, naming both tensors.
 Result<> check_no_overlap(std::span<const TensorInfo> tensors, std::string_view label);
 

@@ -53,8 +53,8 @@ class Cutter {
     return size_bytes(type, entry.tensor->num_cols()).value_or(0);
   }
 
-  // Bytes that the current read can take from `done` of the entry on. Starts a new read where the entry does not follow the current one
-  // or less than `least` fits.
+  // Bytes that the current read can take from `done` of the entry on. Starts a new read where the entry does not follow the current
+  // one or less than `least` fits.
   std::uint64_t room_at(const WeightPlan::Entry& entry, std::uint64_t done, std::uint64_t least) {
     const std::uint64_t offset = entry.tensor->offset + done;
     if (!reads_.empty() && reads_.back().file == entry.tensor->file) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The load pipeline of WeightStore: a plan cut into sequential reads, and two staging buffers, so that one part travels to the device
-// while the next is read.
+// The load pipeline of WeightStore: a plan cut into sequential reads, and two staging buffers, so that one part travels to the
+// device while the next is read.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct LoadRead {
   std::vector<LoadPiece> pieces;
 };
 
-/// Cuts the plan, whose entries are in file order, into reads of at most `staging_bytes`, or one granule of rows where that is more.
-/// Every byte of every entry is read once; small gaps between tensors are read along. Offsets rise in each file.
+/// Cuts the plan, whose entries are in file order, into reads of at most `staging_bytes`, or one granule of rows where that is
+/// more. Every byte of every entry is read once; small gaps between tensors are read along. Offsets rise in each file.
 std::vector<LoadRead> cut_into_reads(const WeightPlan& plan, std::uint64_t staging_bytes);
 
 /// Where each entry of the plan lies on the device.

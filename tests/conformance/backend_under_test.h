@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the suite knows of one backend: how to make it, what the suite cannot ask through the interface, and which cases do not apply.
-// A backend's file in backends/ makes one of these. Values; registered before the suite runs.
+// What the suite knows of one backend: how to make it, what the suite cannot ask through the interface, and which cases do not
+// apply. A backend's file in backends/ makes one of these. Values; registered before the suite runs.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct BackendUnderTest {
   bool drops_capabilities = false;  ///< Obeys CreateOptions::without.
   bool packs_chunks = false;        ///< The driver packs small blocks into 2 MiB chunks: `chunk_slack_bytes` has a value.
 
-  /// Memory that the device reaches and this library never gave out; kept for the life of the process. Null: an address will do, because
-  /// the device only records what is done with it.
+  /// Memory that the device reaches and this library never gave out; kept for the life of the process. Null: an address will do,
+  /// because the device only records what is done with it.
   std::function<DevicePtr(std::uint64_t bytes)> foreign_memory;
 
   std::vector<Exclusion> unsupported;        ///< Never, because.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The guard around captures as a table: each call that could break a capture, from the thread that holds it and from another, on the
-// captured stream and on one outside. After each call the capture must still end well and replay right.
+// The guard around captures as a table: each call that could break a capture, from the thread that holds it and from another, on
+// the captured stream and on one outside. After each call the capture must still end well and replay right.
 #include <algorithm>
 #include <array>
 #include <functional>

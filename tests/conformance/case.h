@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the cases are written with: a fixture that has a fresh backend, helpers that end a case on failure, a gate that holds a stream,
-// and threads whose failures reach the case. A case names the capabilities it needs first; without them it is skipped with the reason.
-// Nothing here waits without a bound: a lost event fails its case after `kPatience`.
+// What the cases are written with: a fixture that has a fresh backend, helpers that end a case on failure, a gate that holds a
+// stream, and threads whose failures reach the case. A case names the capabilities it needs first; without them it is skipped with
+// the reason. Nothing here waits without a bound: a lost event fails its case after `kPatience`.
 #pragma once
 
 #include <chrono>
@@ -94,8 +94,8 @@ bool eventually(const std::function<bool()>& done);
 
 // ---- a held stream ----
 
-/// Holds a stream, by a host function that waits, until `open`. Opens by itself after `kPatience` and at its end, so that a case which
-/// fails does not hang; the case fails when nothing else had opened it.
+/// Holds a stream, by a host function that waits, until `open`. Opens by itself after `kPatience` and at its end, so that a case
+/// which fails does not hang; the case fails when nothing else had opened it.
 class Gate {
  public:
   Gate(GpuBackend& backend, StreamHandle stream, Site site = Site::current());
@@ -131,7 +131,8 @@ class Background {
   std::thread thread_;
 };
 
-/// Runs `call` on another thread while `gate` is shut, then opens it and waits for the call. Returns whether the call was back before.
+/// Runs `call` on another thread while `gate` is shut, then opens it and waits for the call. Returns whether the call was
+/// back before.
 bool returns_before(Gate& gate, const std::function<void()>& call);
 
 // ---- the fixture ----
@@ -204,8 +205,8 @@ class Case : public ::testing::Test {
   /// The lines among them that contain `word`.
   std::vector<std::string> log_lines(std::string_view word) const;
 
-  /// Runs this case in a process of its own, because it loses the device or wants `variables` ("NAME=value") in the environment; call
-  /// first in a body. False in that process: go on. True in the suite's: the case was run, and its failure was taken over.
+  /// Runs this case in a process of its own, because it loses the device or wants `variables` ("NAME=value") in the environment;
+  /// call first in a body. False in that process: go on. True in the suite's: the case was run, and its failure was taken over.
   bool isolated(const std::vector<std::string>& variables = {});
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the runner tells the fixture about the run: the reason to leave a case out, whether a backend must be there, and how to run a case
-// in a process of its own. Set by `run_suite`; read by the case that runs, from its thread.
+// What the runner tells the fixture about the run: the reason to leave a case out, whether a backend must be there, and how to run
+// a case in a process of its own. Set by `run_suite`; read by the case that runs, from its thread.
 #pragma once
 
 #include <string>

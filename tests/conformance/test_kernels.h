@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels that the cases launch. Each backend that computes has a build of them under these names, with these arguments and facts;
-// a backend that only records has the facts. Plain values.
+// The kernels that the cases launch. Each backend that computes has a build of them under these names, with these arguments and
+// facts; a backend that only records has the facts. Plain values.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The input up to its first zero byte is a tokenizer.json, the rest a text to encode. Where the first part does not start with a brace
-// it is a regular expression instead, by which a tokenizer of the 256 bytes cuts its words.
+// The input up to its first zero byte is a tokenizer.json, the rest a text to encode. Where the first part does not start with a
+// brace it is a regular expression instead, by which a tokenizer of the 256 bytes cuts its words.
 #include <nlohmann/json.hpp>
 
 #include "fuzz/check_text.h"

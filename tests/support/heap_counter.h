@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts heap allocations of a thread, for tests that promise none. Linking heap_counter.cpp replaces the global operator new, which the
-// address and thread sanitizers want for themselves: nothing is counted there.
+// Counts heap allocations of a thread, for tests that promise none. Linking heap_counter.cpp replaces the global operator new,
+// which the address and thread sanitizers want for themselves: nothing is counted there.
 #pragma once
 
 #include <cstdint>

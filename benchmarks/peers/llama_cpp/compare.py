@@ -5,9 +5,10 @@
 usage: compare.py [--model F] [--metgpu P] [--llama-bin DIR] [--threads 2] [--rounds 5] [--tokens 128] [--prompt 512] [--json F]
 
 llama.cpp is what scripts/reference builds (GGML_NATIVE; DIR is the folder it prints). It is measured by its own llama-bench,
-metgpu by `generate --json`: prefill is a prompt of exactly --prompt tokens, decode is --tokens tokens after a prompt of a few. Medians of --rounds
-runs, each after a warm-up inside the process (llama-bench) or after one unmeasured process (metgpu). Programs are bound to the
-first --threads cores that this process may use. Exit code 1 if a ratio is below --require-decode or --require-prefill.
+metgpu by `generate --json`: prefill is a prompt of exactly --prompt tokens, decode is --tokens tokens after a prompt of a few.
+Medians of --rounds runs, each after a warm-up inside the process (llama-bench) or after one unmeasured process (metgpu). Programs
+are bound to the first --threads cores that this process may use. Exit code 1 if a ratio is below --require-decode or
+--require-prefill.
 """
 import argparse
 import json
@@ -34,13 +35,14 @@ class Ours:
         self.environment = {"METRALE_HOST_THREADS": str(args.threads)}
 
     def generate(self, prompt, tokens):
-        command = [self.args.metgpu, "generate", "--backend", "host", "--model", self.args.model, "--json", "--max-tokens", str(tokens),
-                   "--prompt", prompt]
+        command = [self.args.metgpu, "generate", "--backend", "host", "--model", self.args.model, "--json",
+                   "--max-tokens", str(tokens), "--prompt", prompt]
         return json.loads(run(command, self.cores, self.environment).stdout)
 
     def prompt_of(self, tokens):
         """A text of exactly so many tokens: words are added or dropped until the tokenizer agrees."""
-        words = ["river", "stone", "garden", "morning", "letter", "window", "silver", "orange", "market", "winter", "simple", "planet"]
+        words = ["river", "stone", "garden", "morning", "letter", "window", "silver", "orange", "market", "winter", "simple",
+                 "planet"]
         count = tokens
         for _ in range(20):
             text = " ".join(words[(i * 7 + i // 5) % len(words)] for i in range(count))
@@ -78,15 +80,16 @@ class Theirs:
         cache = os.path.join(os.path.dirname(self.args.llama_bin.rstrip("/")), "CMakeCache.txt")
         if os.path.exists(cache):
             with open(cache, encoding="utf-8") as file:
-                facts["build"] = dict(re.findall(r"^(GGML_NATIVE|GGML_OPENMP|GGML_AMX\w*|CMAKE_BUILD_TYPE|CMAKE_C(?:XX)?_COMPILER|CMAKE_CXX_FLAGS):\w+=(.*)$",
-                                                 file.read(), re.M))
+                wanted = r"GGML_NATIVE|GGML_OPENMP|GGML_AMX\w*|CMAKE_BUILD_TYPE|CMAKE_C(?:XX)?_COMPILER|CMAKE_CXX_FLAGS"
+                facts["build"] = dict(re.findall(rf"^({wanted}):\w+=(.*)$", file.read(), re.M))
         program = os.path.join(self.args.llama_bin, "llama-completion")
         if os.path.exists(program):
-            text = run([program, "-m", self.args.model, "-t", str(self.args.threads), "-p", "Hello", "-n", "1", "-no-cnv", "-v"], self.cores).stderr
+            command = [program, "-m", self.args.model, "-t", str(self.args.threads), "-p", "Hello", "-n", "1", "-no-cnv", "-v"]
+            text = run(command, self.cores).stderr
             found = re.findall(r"system_info: (.*)", text)
             facts["system_info"] = found[0].strip() if found else None
-            facts["weight_buffers"] = sorted({f"{name} {size} MiB" for name, size in re.findall(r"(\S+) model buffer size = +([\d.]+) MiB", text)
-                                              if float(size) > 0})
+            buffers = re.findall(r"(\S+) model buffer size = +([\d.]+) MiB", text)
+            facts["weight_buffers"] = sorted({f"{name} {size} MiB" for name, size in buffers if float(size) > 0})
         return facts
 
 
@@ -104,7 +107,8 @@ def main():
     parser.add_argument("--require-prefill", type=float, default=0.0)
     args = parser.parse_args()
     if not args.llama_bin:
-        args.llama_bin = subprocess.run([os.path.join(ROOT, "scripts/reference")], check=True, capture_output=True, text=True).stdout.strip()
+        built = subprocess.run([os.path.join(ROOT, "scripts/reference")], check=True, capture_output=True, text=True)
+        args.llama_bin = built.stdout.strip()
     for path in (args.model, args.metgpu, os.path.join(args.llama_bin, "llama-bench")):
         if not os.path.exists(path):
             sys.exit(f"compare: {path} is not there")
@@ -119,8 +123,8 @@ def main():
     for i in range(args.rounds):  # who goes first changes, so that a drift of the machine favours neither
         for who in ("metgpu", "llama.cpp") if i % 2 == 0 else ("llama.cpp", "metgpu"):
             samples[who].append(ours.measure(long_prompt) if who == "metgpu" else theirs.measure())
-    report = {"model": os.path.basename(args.model), "file_bytes": os.path.getsize(args.model), "threads": args.threads, "rounds": args.rounds,
-              "llama.cpp": theirs.facts(), "samples": samples, "median": {}, "ratio": {}}
+    report = {"model": os.path.basename(args.model), "file_bytes": os.path.getsize(args.model), "threads": args.threads,
+              "rounds": args.rounds, "llama.cpp": theirs.facts(), "samples": samples, "median": {}, "ratio": {}}
     print(f"{'':24}{'metgpu':>12}{'llama.cpp':>12}{'ratio':>8}   (tokens/s, medians of {args.rounds}, {args.threads} threads)")
     for what, name in (("decode", f"decode {args.tokens}"), ("prefill", f"prefill {args.prompt}")):
         a, b = (statistics.median(s[what] for s in samples[who]) for who in ("metgpu", "llama.cpp"))

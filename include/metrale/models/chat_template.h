@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ChatTemplate: how a conversation is written down for a model. Templates in model files are Jinja programs; this is no interpreter
-// for them. It recognises the ChatML family by its markers (SmolLM2, Qwen2, Qwen2.5, Qwen3, Qwen3.5), reads the default system prompt out of
-// the template, and refuses what it does not know. A plain value; any number of threads may use one.
+// for them. It recognises the ChatML family by its markers (SmolLM2, Qwen2, Qwen2.5, Qwen3, Qwen3.5), reads the default system
+// prompt out of the template, and refuses what it does not know. A plain value; any number of threads may use one.
 #pragma once
 
 #include <cstdint>

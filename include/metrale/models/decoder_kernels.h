@@ -6,8 +6,8 @@
 // Module kDecoderModule (B = Buffer, P = by-value struct; a Buffer marked `?` may be null):
 //   widen         B src, B dst, P WidenParams                              small weights -> f32, once at load
 //   rotary        B step, B inverse_frequencies, B table, P RotaryParams   cos and sin of the step's positions
-//   rotate_store  B q, B k, B v, B q_norm?, B k_norm?, B rotary, B step, B block_table, B key_cache, B value_cache, P RotateStoreParams
-//                                                                          norm and rotate q in place; k, v -> cache
+//   rotate_store  B q, B k, B v, B q_norm?, B k_norm?, B rotary, B step, B block_table, B key_cache, B value_cache,
+//                 P RotateStoreParams                                      norm and rotate q in place; k, v -> cache
 //   attend        B q, B key_cache, B value_cache, B step, B block_table, B out, P AttendParams     causal attention of m tokens
 //   attend_one    as attend                                                the same for m = 1
 //   conv          B x, B weight, B state, B step, P ConvParams             causal depthwise convolution and silu, in place

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Generator: a model from its files to text. It loads configuration, tokenizer and weights from a GGUF file or a Hugging Face folder,
-// drives a Decoder, samples, and unloads with a receipt. It holds the backend by reference. One thread at a time; a cancellation flag
-// may be set from any, also from a signal handler.
+// Generator: a model from its files to text. It loads configuration, tokenizer and weights from a GGUF file or a Hugging Face
+// folder, drives a Decoder, samples, and unloads with a receipt. It holds the backend by reference. One thread at a time; a
+// cancellation flag may be set from any, also from a signal handler.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@
 namespace metrale {
 
 struct GeneratorOptions {
-  /// Most tokens of context: prompt and answer together. 0: what the model was made for. Room is made as requests need it, so a large
-  /// limit costs nothing by itself.
+  /// Most tokens of context: prompt and answer together. 0: what the model was made for. Room is made as requests need it, so a
+  /// large limit costs nothing by itself.
   std::uint64_t max_context_tokens = 0;
   /// `context_tokens` is ignored.
   DecoderOptions decoder = {};

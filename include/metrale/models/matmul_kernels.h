@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix kernels that the reference decoders launch, y = x · Wᵀ with W dense or block-quantised: names, argument lists and by-value
-// structs. With decoder_kernels.h this is all that a backend serves to run them. Plain values; any thread.
+// The matrix kernels that the reference decoders launch, y = x · Wᵀ with W dense or block-quantised: names, argument lists and
+// by-value structs. With decoder_kernels.h this is all that a backend serves to run them. Plain values; any thread.
 //
 // Module kMatmulModule (B = Buffer, P = by-value struct; a Buffer marked `?` may be null):
-//   repack   B w, P RepackParams                                            W in place, from rows to the layout the kernels like best
+//   repack   B w, P RepackParams                                            W in place, from rows to the layout kernels like best
 //   gather   B ids, B w, B y, P GatherParams                                y[i,:] = W[ids[i],:], f32
 //   prepare  B x, B norm?, B out, P LinearParams                            many rows of x, normed, in the form that `linear` wants
 //   linear   B x, B norm?, B w, B bias?, B residual?, B y, P LinearParams   y = norm(x)·Wᵀ + bias + residual
@@ -24,8 +24,8 @@ inline constexpr std::string_view kMatmulModule = "matmul";
 /// Most matrices of one linear4.
 inline constexpr std::uint32_t kMaxLinearMatrices = 4;
 
-/// `fast`: quantised weights meet activations rounded to what the device multiplies quickest. `exact`: weights are dequantised to f32
-/// and everything is f32: the oracle, many times slower. Dense weights are computed in f32 by both.
+/// `fast`: quantised weights meet activations rounded to what the device multiplies quickest. `exact`: weights are dequantised to
+/// f32 and everything is f32: the oracle, many times slower. Dense weights are computed in f32 by both.
 enum class Precision : std::uint32_t { fast, exact };
 
 struct LinearMatrix {

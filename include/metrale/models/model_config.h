@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ModelConfig: the shape of a decoder, in one form for both families and both file formats. It is read from a Hugging Face
-// config.json or from GGUF metadata, and whoever holds one may trust it: every count has been checked against the limits below, heads
-// divide as attention needs them to, and no product of two dimensions overflows. A plain value; any number of threads may read it.
+// config.json or from GGUF metadata, and whoever holds one may trust it: every count has been checked against the limits below,
+// heads divide as attention needs them to, and no product of two dimensions overflows. A plain value; any number of threads
+// may read it.
 #pragma once
 
 #include <cstdint>
@@ -113,8 +114,8 @@ std::string_view to_string(ModelFamily family) noexcept;
 std::string_view to_string(LayerKind kind) noexcept;
 
 /// Reads the text of a Hugging Face config.json; `file` names it in messages.
-/// Errors: bad_format (no JSON, too deep, a key missing or of the wrong type, an impossible value), unsupported (an architecture, layer
-/// type, activation, rotary scaling or quantisation that metrale has no code for). One line: file, key, value.
+/// Errors: bad_format (no JSON, too deep, a key missing or of the wrong type, an impossible value), unsupported (an architecture,
+/// layer type, activation, rotary scaling or quantisation that metrale has no code for). One line: file, key, value.
 /// Threads: any.
 Result<ModelConfig> parse_model_config(std::string_view json, std::string_view file);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel that the reference decoders may look up. A backend that serves them runs all decoders; `metgpu kernels --check` looks
-// them up one by one. Constants; any thread.
+// Every kernel that the reference decoders may look up. A backend that serves them runs all decoders; `metgpu kernels --check`
+// looks them up one by one. Constants; any thread.
 #pragma once
 
 #include <array>

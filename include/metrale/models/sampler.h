@@ -20,7 +20,8 @@ struct SamplerOptions {
   float temperature = 0.0F;
   /// Then the `top_k` largest logits stay. 0 keeps all.
   std::uint32_t top_k = 0;
-  /// Then, of what is left, the most probable tokens stay until their probabilities sum to `top_p` or more; at least one. 1 keeps all.
+  /// Then, of what is left, the most probable tokens stay until their probabilities sum to `top_p` or more; at least one. 1
+  /// keeps all.
   float top_p = 1.0F;
   std::uint64_t seed = 0;
 };

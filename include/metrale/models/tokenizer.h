@@ -58,9 +58,9 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// The ids of `text`. Nothing is added at either end: see `add_bos`. Bytes that are no UTF-8 are encoded as bytes, apart from their
-  /// neighbours; a byte for which the vocabulary has no token gives its unknown token, or nothing where it names none (the sources of
-  /// such vocabularies do the same). Time grows with the length as n log n, also within one word.
+  /// The ids of `text`. Nothing is added at either end: see `add_bos`. Bytes that are no UTF-8 are encoded as bytes, apart from
+  /// their neighbours; a byte for which the vocabulary has no token gives its unknown token, or nothing where it names none (the
+  /// sources of such vocabularies do the same). Time grows with the length as n log n, also within one word.
   /// Errors: bad_format (the tokenizer's own regular expression exceeds its step limit on this text), out_of_memory.
   /// Threads: any.
   Result<std::vector<TokenId>> encode(std::string_view text, SpecialTokens special = SpecialTokens::as_text) const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LaunchPlans: what a backend's kernels want of a launch beyond their names and arguments: blocks, shared memory, packed layouts. One
-// implementation for each set of kernels. Constant after construction; any thread.
+// LaunchPlans: what a backend's kernels want of a launch beyond their names and arguments: blocks, shared memory, packed layouts.
+// One implementation for each set of kernels. Constant after construction; any thread.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ class LaunchPlans {
   virtual LaunchShape rows(const RowsParams& params) const noexcept = 0;
 };
 
-/// The plans for the kernels that `backend` serves. Errors: unsupported (no decoder kernels were written for it), and those of `sm_count`.
+/// The plans for the kernels that `backend` serves. Errors: unsupported (no decoder kernels were written for it), and
+/// those of `sm_count`.
 Result<std::unique_ptr<LaunchPlans>> launch_plans(GpuBackend& backend);
 
 }  // namespace metrale::models

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ops: the operations of a decoder as launches on one stream. Each method fills in the kernel's arguments, asks the plans for its
-// geometry and enqueues; none allocates or waits, so all may run during a capture. Holds its backend by reference. One thread at a time.
+// geometry and enqueues; none allocates or waits, so all may run during a capture. Holds its backend by reference. One thread
+// at a time.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +56,8 @@ class Ops {
 
   Result<> repack(Matrix& weight) const;
   Result<> gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y) const;
-  /// Up to kMaxLinearMatrices products of the same rows, in as few launches as their types allow. Only a single one may have a residual.
+  /// Up to kMaxLinearMatrices products of the same rows, in as few launches as their types allow. Only a single one may
+  /// have a residual.
   Result<> linear(const Rows& rows, std::span<const Product> products) const;
   /// y = silu(rows · gateᵀ) * (rows · upᵀ). Errors: unsupported (types that cannot share prepared rows).
   Result<> swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte pair encoding of one word: adjacent symbols are merged, the pair that comes first in the list of merges first, the leftmost of
-// equal ones first, until no pair is listed.
+// Byte pair encoding of one word: adjacent symbols are merged, the pair that comes first in the list of merges first, the leftmost
+// of equal ones first, until no pair is listed.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The alphabet of byte-level vocabularies: each byte is written as one printable character. Bytes that print stand for themselves as
-// Latin-1; the others take the code points from U+0100 on, in order.
+// The alphabet of byte-level vocabularies: each byte is written as one printable character. Bytes that print stand for themselves
+// as Latin-1; the others take the code points from U+0100 on, in order.
 // Source: bytes_to_unicode in the GPT-2 encoder.
 #pragma once
 

@@ -145,8 +145,8 @@ Result<ChatTemplate> ChatTemplate::detect(std::string_view jinja) {
   const std::size_t prompt = text.rfind("{%ifadd_generation_prompt%}");
   if (!turns || always_system || prompt == std::string::npos) return refuse();
 
-  // How the prompt ends decides what thinking means; everything that may stand there is listed, so that no other form passes for one
-  // of these.
+  // How the prompt ends decides what thinking means; everything that may stand there is listed, so that no other form passes for
+  // one of these.
   using enum Opening;
   struct Ending {
     std::string_view text;

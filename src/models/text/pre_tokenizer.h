@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PreTokenizer: cuts text into the words that are encoded one by one. It is a list of stages; each cuts every piece that the one before
-// made, and sees nothing of its neighbours.
+// PreTokenizer: cuts text into the words that are encoded one by one. It is a list of stages; each cuts every piece that the one
+// before made, and sees nothing of its neighbours.
 #pragma once
 
 #include <deque>
@@ -33,7 +33,8 @@ class PreTokenizer {
     std::vector<std::string_view> next;
     std::deque<std::string> owned;
   };
-  /// Fills `scratch.pieces` with the non-empty pieces of `text`, valid UTF-8. They are valid until the next call and while `text` is.
+  /// Fills `scratch.pieces` with the non-empty pieces of `text`, valid UTF-8. They are valid until the next call and
+  /// while `text` is.
   /// Errors: those of Regex::find.
   Result<> split(std::string_view text, Scratch& scratch) const;
 

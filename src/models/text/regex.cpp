@@ -18,8 +18,9 @@ constexpr std::size_t kJitStackStart = 32U << 10;
 constexpr std::size_t kJitStackMax = 4U << 20;
 constexpr std::uint32_t kHeapLimitKib = 64U << 10;
 
-// A match attempt at one place takes few steps, and no credit, as a rule. A run of n characters that almost matches is given back one by
-// one: that needs more, in proportion to the run. Patterns that explode need far more for every place, which credit does not cover.
+// A match attempt at one place takes few steps, and no credit, as a rule. A run of n characters that almost matches is given back
+// one by one: that needs more, in proportion to the run. Patterns that explode need far more for every place, which credit does
+// not cover.
 constexpr std::uint32_t kFreeSteps = 256;
 constexpr std::uint32_t kStepsFactor = 4;
 constexpr std::size_t kBaseCredit = 32U << 20;

@@ -45,7 +45,8 @@ class Regex {
     std::size_t end;
   };
   /// The first match that starts at or after `from`. `text` must be valid UTF-8 and `from` the start of a character.
-  /// Steps are counted against what `scratch` allows, so that all searches between two restarts take time in proportion to the text.
+  /// Steps are counted against what `scratch` allows, so that all searches between two restarts take time in proportion
+  /// to the text.
   /// Errors: bad_format (too many steps: the message names the pattern).
   Result<std::optional<Match>> find(std::string_view text, std::size_t from, Scratch& scratch) const;
 

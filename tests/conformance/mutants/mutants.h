@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mutants: deliberately broken variants of a backend, each with the case that must catch it. They show that the suite can fail. A mutant
-// overrides a few hooks and calls the base for the rest; it is made by the same factory form as a real backend. One thread.
+// Mutants: deliberately broken variants of a backend, each with the case that must catch it. They show that the suite can fail. A
+// mutant overrides a few hooks and calls the base for the rest; it is made by the same factory form as a real backend. One thread.
 #pragma once
 
 #include <functional>
@@ -33,8 +33,9 @@ std::vector<Mutant> all_mutants();
 bool use_mutant(std::string_view name, SuiteOptions& options);
 /// Prints each mutant and the case that catches it; 0.
 int list_mutants();
-/// Runs every mutant whose name `filter` (a regular expression) is found in against its case, and the unbroken backends against the same
-/// cases, in processes of their own and for a bounded time. Prints `N mutants, N caught`; 0 when all are caught and nothing else fails.
+/// Runs every mutant whose name `filter` (a regular expression) is found in against its case, and the unbroken backends against the
+/// same cases, in processes of their own and for a bounded time. Prints `N mutants, N caught`; 0 when all are caught and
+/// nothing else fails.
 int run_mutants(std::string_view filter);
 
 }  // namespace metrale::conformance

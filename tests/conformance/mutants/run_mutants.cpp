@@ -15,7 +15,8 @@
 namespace metrale::conformance {
 namespace {
 
-// A mutant mostly sleeps until a gate gives up, so several run at a time; but not so many that a busy machine looks like a broken one.
+// A mutant mostly sleeps until a gate gives up, so several run at a time; but not so many that a busy machine looks like
+// a broken one.
 constexpr std::size_t kAtOnce = 3;
 constexpr std::chrono::seconds kLimit{40};
 

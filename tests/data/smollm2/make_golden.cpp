@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes golden.json: what llama.cpp makes of five prompts, greedily, with the margin of its top two logits at each step. Not part of
-// the build. With llama.cpp (0.3.36 of llama-cpp-python's source) configured as scripts/reference does and built as shared libraries:
+// Writes golden.json: what llama.cpp makes of five prompts, greedily, with the margin of its top two logits at each step. Not part
+// of the build. With llama.cpp (0.3.36 of llama-cpp-python's source) configured as scripts/reference does and built as shared
+// libraries:
 //   g++ -std=c++20 -O2 -I$SOURCE/include -I$SOURCE/ggml/include make_golden.cpp -L$BUILD/bin -lllama -lggml -lggml-base -lggml-cpu
 //       -Wl,-rpath,$BUILD/bin -o make_golden
 //   ./make_golden SmolLM2-135M-Instruct.Q4_1.gguf > golden.json

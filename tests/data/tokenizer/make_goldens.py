@@ -32,14 +32,20 @@ CORPUS = [
 ] * 3
 
 TEXTS = [
-    "", " ", "  ", "\n", "\t", "a", "Hello, world!", " leading space", "trailing space ", "two  spaces   three", "\n\n\nlines\r\n\r\n",
+    "", " ", "  ", "\n", "\t", "a", "Hello, world!", " leading space", "trailing space ", "two  spaces   three",
+    "\n\n\nlines\r\n\r\n",
     "It's they'll WE'VE I'd don't o'clock 'tis '' 's'S'LL 'ſ",
     "0 1 12 123 1234 12345 3.14 1,000,000 ½ Ⅷ ²³ ٣٤ १२", "x1y22z333 a1 1a",
-    "def f(x):\n\treturn  x**2  # comment\n\n    if x:  \n", "!!!??? ...---*** ((())) [[]] {}", "<|endoftext|>", "a<|im_start|>user\nb<|im_end|> c",
-    "<|im_end|><|im_end|>", "<|im_start", "|im_end|>", "<|tool|> tool <|tool|>x", "naïve café déjà vu", "erdő erdo\u030b xerdőx", "nai\u0308ve cafe\u0301 A\u030angstro\u0308m",
-    "\u1e9b\u0323 \u212b \u2126 \uac00\u11a8 \u1100\u1161\u11a8 q\u0307\u0323 \u0344 \u0958", "ΑΒΓ αβγ Σσς", "Река течёт", "नदी धीरे बहती", "نهر طويل",
-    "大きな川がゆっくり流れる。", "强물 강물이 흐른다", "한\u1112\u1161\u11ab글", "😀 😀😀 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽", "e\u0301\u0301\u0301 \u0301", "\u200b\u200d\ufeff\u00ad",
-    "\u0000\u0001\u0002\u001f\u007f", "\u0085\u00a0\u1680\u2003\u2028\u2029\u202f\u3000x", "\u180e \u180ex", "\u00a0\u00a0x \u00a0 y",
+    "def f(x):\n\treturn  x**2  # comment\n\n    if x:  \n", "!!!??? ...---*** ((())) [[]] {}", "<|endoftext|>",
+    "a<|im_start|>user\nb<|im_end|> c",
+    "<|im_end|><|im_end|>", "<|im_start", "|im_end|>", "<|tool|> tool <|tool|>x", "naïve café déjà vu",
+    "erdő erdo\u030b xerdőx", "nai\u0308ve cafe\u0301 A\u030angstro\u0308m",
+    "\u1e9b\u0323 \u212b \u2126 \uac00\u11a8 \u1100\u1161\u11a8 q\u0307\u0323 \u0344 \u0958", "ΑΒΓ αβγ Σσς", "Река течёт",
+    "नदी धीरे बहती", "نهر طويل",
+    "大きな川がゆっくり流れる。", "强물 강물이 흐른다", "한\u1112\u1161\u11ab글", "😀 😀😀 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽",
+    "e\u0301\u0301\u0301 \u0301", "\u200b\u200d\ufeff\u00ad",
+    "\u0000\u0001\u0002\u001f\u007f", "\u0085\u00a0\u1680\u2003\u2028\u2029\u202f\u3000x",
+    "\u180e \u180ex", "\u00a0\u00a0x \u00a0 y",
     "\ufffd \ufffe \uffff \U0010ffff", "a\u0300\u0301b \u05d0\u05b0", " \t \n \r \v \f ", "supercalifragilisticexpialidocious" * 3,
     "ab" * 200, " " * 70, "a" + " " * 33 + "b", "\n" * 40 + "x", "1" * 50, "ÿ" * 30, "zß水🍌" * 20, "Hello" * 9 + "!" * 40,
     "user@example.com https://example.org/a?b=c&d=%20#e", "The quick brown fox jumps over the lazy dog. " * 3,
@@ -85,24 +91,27 @@ def main():
     golden("kjv", Tokenizer.from_file(str(HERE.parent / "kjv-llama-2m" / "tokenizer.json")))
 
     save("gpt2_prefix", trained("gpt2_prefix", byte_level(True, prefix=True), 600))
-    save("smollm", trained("smollm", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(True)]), 520,
-                           alphabet=False))
+    save("smollm", trained("smollm", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(True)]),
+                           520, alphabet=False))
     tokenizer = trained("qwen2", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2), "isolated"), byte_level(False)]), 640,
                         normalizer=normalizers.NFC(),
-                        added=[AddedToken("<|tool|>", special=False, normalized=False), AddedToken("erdő", special=False, normalized=True)])
+                        added=[AddedToken("<|tool|>", special=False, normalized=False),
+                               AddedToken("erdő", special=False, normalized=True)])
     save("qwen2", tokenizer)
-    save("qwen35", trained("qwen35", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN35), "isolated"), byte_level(False)]), 640,
-                           normalizer=normalizers.NFC()))
-    tokenizer = trained("llama3", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), byte_level(False)]), 640,
-                        ignore_merges=True,
+    save("qwen35", trained("qwen35", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN35), "isolated"), byte_level(False)]),
+                           640, normalizer=normalizers.NFC()))
+    tokenizer = trained("llama3", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), byte_level(False)]),
+                        640, ignore_merges=True,
                         added=[AddedToken("<|tool|>", special=True, lstrip=True, rstrip=True)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.token_to_id("<|im_start|>"))])
     save("llama3", tokenizer)
     for behavior in ["removed", "merged_with_previous", "merged_with_next", "contiguous"]:
-        steps = [pre_tokenizers.Split(Regex(r"[\s!]|\p{N}{2}"), behavior), pre_tokenizers.Digits(individual_digits=False), byte_level(False)]
+        steps = [pre_tokenizers.Split(Regex(r"[\s!]|\p{N}{2}"), behavior), pre_tokenizers.Digits(individual_digits=False),
+                 byte_level(False)]
         save(f"split_{behavior}", trained(behavior, pre_tokenizers.Sequence(steps), 330))
-    steps = [pre_tokenizers.Split(Regex(r"\p{L}+"), "removed", invert=True), pre_tokenizers.Split("a", "isolated"), byte_level(False)]
+    steps = [pre_tokenizers.Split(Regex(r"\p{L}+"), "removed", invert=True), pre_tokenizers.Split("a", "isolated"),
+             byte_level(False)]
     save("split_inverted", trained("inverted", pre_tokenizers.Sequence(steps), 330, alphabet=False, unknown="<|endoftext|>"))
 
     if len(sys.argv) > 1:

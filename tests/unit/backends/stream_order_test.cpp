@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs of work, event records and waits over several streams, checked against what the calls promise: a stream keeps the order
-// of its work, and work behind a wait comes after everything before the record.
+// Random programs of work, event records and waits over several streams, checked against what the calls promise: a stream keeps the
+// order of its work, and work behind a wait comes after everything before the record.
 #include <array>
 #include <mutex>
 #include <random>

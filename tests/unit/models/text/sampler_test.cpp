@@ -172,7 +172,8 @@ TEST(Sampler, SeedDecidesEveryToken) {
 }
 
 TEST(Sampler, TokensAreTheSameOnEveryPlatform) {
-  // Written down once. The generator is xoshiro256** seeded by SplitMix64; seed 42 starts it with 0.08386297105988216 and 0.3789802506626686.
+  // Written down once. The generator is xoshiro256** seeded by SplitMix64; seed 42 starts it with 0.08386297105988216 and
+  // 0.3789802506626686.
   Sampler s = sampler({.temperature = 1.0F, .seed = 42});
   std::vector<TokenId> ids;
   std::vector<float> logits(64);
