@@ -34,8 +34,8 @@ void write_to_stderr(LogLevel level, std::string_view line) {
 }
 
 struct SinkSlot {
-  std::mutex mutex;
-  LogSink sink;
+  std::mutex mutex;               ///< Held while a sink runs: one line at a time, and a sink that was replaced runs no more.
+  std::shared_ptr<LogSink> sink;  ///< Shared, as a sink that replaces itself has to outlive its call.
 };
 
 SinkSlot& slot() {
@@ -48,21 +48,27 @@ thread_local bool in_sink = false;
 }  // namespace
 
 void set_log_sink(LogSink sink) {
-  const std::lock_guard lock(slot().mutex);
-  slot().sink = std::move(sink);
+  // Holds the one that was there from the swap on, and so outlives the lock: what a sink owns may log as it goes.
+  std::shared_ptr<LogSink> shared = sink ? std::make_shared<LogSink>(std::move(sink)) : nullptr;
+  std::unique_lock lock(slot().mutex, std::defer_lock);
+  if (!in_sink) lock.lock();  // else this thread holds it already
+  slot().sink.swap(shared);
 }
 
 // Catches everything: most callers are destructors and fault paths, which have no use for a failure to log.
 void log(LogLevel level, std::string_view line) {
   try {
     if (in_sink) return write_to_stderr(level, line);  // a sink that logs would wait for itself
+    // Outside the lock: a sink that replaces itself is destroyed here, and what it owns may log.
+    std::shared_ptr<LogSink> sink;
     const std::lock_guard lock(slot().mutex);
-    if (!slot().sink) return write_to_stderr(level, line);
+    sink = slot().sink;
+    if (!sink) return write_to_stderr(level, line);
     struct Mark {
       Mark() { in_sink = true; }
       ~Mark() { in_sink = false; }
     } mark;
-    slot().sink(level, line);
+    (*sink)(level, line);
   } catch (...) {  // NOLINT(bugprone-empty-catch)
   }
 }
