@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backends of this build, by name. A backend that was not built is absent from the table. The table is constant and holds no device
-// state; any thread.
+// The backends of this build, by name. A backend that was not built is absent from the table. The table is constant and holds no
+// device state; any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace metrale {
 /// What a backend of the table is created with.
 struct BackendOptions {
   FaceOptions face;
-  /// Threads of the host backend; 0: one for each core. METRALE_HOST_THREADS is for `metgpu`, which passes it here.
+  /// Threads of the host backend; 0: METRALE_HOST_THREADS, else one for each core.
   std::uint32_t host_threads = 0;
   /// Kernel tables of the host backend; they outlive it.
   std::vector<std::span<const host::HostKernel>> host_kernels;
@@ -44,7 +44,8 @@ std::span<const BackendInfo> backends() noexcept;
 const BackendInfo* find_backend(std::string_view name) noexcept;
 
 /// Makes a backend by name; "auto" takes the first that computes and that this machine can run.
-/// Errors: not_found (not built: names those that are), unsupported (not on this machine, with the reason), and those of the backend.
+/// Errors: not_found (not built: names those that are), unsupported (not on this machine, with the reason),
+///   and those of the backend.
 Result<std::unique_ptr<GpuBackend>> create_backend(std::string_view name, const BackendOptions& options = {},
                                                    std::source_location site = std::source_location::current());
 

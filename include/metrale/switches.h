@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every environment switch of metrale: read once, in one file, on first use, and listed by `metgpu info`. Only the values shown in a
-// switch's comment arm it. Set-once switches may also be published by the program before their first read; the first published value or
-// the first read wins. Any thread.
+// Every environment switch of metrale: read once, in one file, on first use, and listed by `metgpu info`. Only the values shown in
+// a switch's comment arm it. Set-once switches may also be published by the program before their first read; the first published
+// value or the first read wins. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Switches {
   bool kv_trace = false;                           ///< METRALE_KV_TRACE=1: keep each KV block's reference history.
   bool ssm_tail_ckpt = false;                      ///< METRALE_SSM_TAIL_CKPT=1: end a prefill chunk at the last block boundary.
   std::string host_isa;                            ///< METRALE_HOST_ISA=generic|avx2|avx512|amx: cap on host instructions.
-  std::uint32_t host_threads = 0;                  ///< METRALE_HOST_THREADS: host backend's threads in metgpu; 0: one a core.
+  std::uint32_t host_threads = 0;                  ///< METRALE_HOST_THREADS: threads of the host backend; 0: one a core.
 };
 
 /// The environment as it was at the first call.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host backend: the CPU as a device. Streams run on threads of their own, events order them, graphs record and replay, kernels are
-// the C++ functions it is created with. Device memory is host memory, so the device is an integrated one, and a host address is its own
-// device alias. It is the default where no GPU is found and the oracle for numerics. A copy to or from it may run during the call when
-// the stream is idle. A kernel that faults or throws loses the device; work behind it is dropped, host functions included.
+// The host backend: the CPU as a device. Streams run on threads of their own, events order them, graphs record and replay, kernels
+// are the C++ functions it is created with. Device memory is host memory, so the device is an integrated one, and a host address is
+// its own device alias. It is the default where no GPU is found and the oracle for numerics. A copy to or from it may run during
+// the call when the stream is idle. A kernel that faults or throws loses the device;
+// work behind it is dropped, host functions included.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace metrale::host {
 
 struct Options {
   FaceOptions face;
-  /// Threads that run the blocks of a grid, the stream's own included; 0: one for each core.
+  /// Threads that run the blocks of a grid, the stream's own included; 0: METRALE_HOST_THREADS, else one for each core.
   std::uint32_t num_threads = 0;
   /// Kernel tables to serve; a later table replaces an earlier kernel of the same name. The tables outlive the backend.
   std::vector<std::span<const HostKernel>> kernels;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "backends/host/host_backend.h"
+#include "metrale/switches.h"
 
 namespace metrale::host {
 
@@ -18,6 +19,7 @@ std::string next_device_key() {
 }
 
 std::uint32_t threads_or_cores(std::uint32_t num_threads) {
+  if (num_threads == 0) num_threads = switches().host_threads;
   return num_threads != 0 ? num_threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
