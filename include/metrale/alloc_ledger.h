@@ -31,6 +31,10 @@ enum class MemoryKind : std::uint8_t {
 std::string_view to_string(MemoryKind kind) noexcept;
 /// Whether blocks of this kind count in `live_bytes`.
 constexpr bool counts_as_live(MemoryKind kind) noexcept { return kind <= MemoryKind::pooled; }
+/// The bit of a kind in a set of kinds, which is the sum of its bits.
+constexpr std::uint32_t kind_bit(MemoryKind kind) noexcept { return 1u << static_cast<unsigned>(kind); }
+/// The set of all kinds.
+inline constexpr std::uint32_t kAllKinds = 2 * kind_bit(MemoryKind::module_symbol) - 1;
 
 /// One live block.
 struct Allocation {
@@ -66,8 +70,10 @@ class AllocLedger {
     Take status;
     Allocation block;  ///< The block at `base`; empty when not_a_base.
   };
-  /// Removes the block that starts at `base` if its kind has its bit in `kinds` (`1u << kind`) and, unless `forced`, no graph names it.
-  TakeResult take(DevicePtr base, std::uint32_t kinds, bool forced = false);
+  /// What becomes of a block that a graph names.
+  enum class Named : std::uint8_t { stays, goes };
+  /// Removes the block that starts at `base` if its kind is in `kinds`, and, unless `named` says it goes, no graph names it.
+  TakeResult take(DevicePtr base, std::uint32_t kinds, Named named = Named::stays);
 
   enum class Range : std::uint8_t { inside, unknown, leaves };
   /// Whether [ptr, ptr + bytes) lies in one live block: `unknown` when `ptr` is in none, `leaves` when the end is outside.
@@ -107,11 +113,12 @@ std::vector<OwnerUse> uses_by_owner(const std::vector<Allocation>& blocks);
 /// Sums by call site, largest first.
 std::vector<SiteUse> uses_by_site(const std::vector<Allocation>& blocks);
 
-/// The text of `alloc_report`: totals; up to `top_n` sites of at least `min_mb` MiB, largest first, with count and MiB; one line for the
-/// rest; roll-ups by file and by owner; arenas and pinned memory under headings of their own.
+/// The text of `alloc_report`: totals; up to `top_n` sites of at least `min_mb` MiB, largest first, with count and MiB; one line
+/// for the rest; roll-ups by file and by owner; arenas and pinned memory under headings of their own.
 std::string format_alloc_report(const std::vector<Allocation>& blocks, std::size_t top_n, std::uint64_t min_mb);
 
-/// Bytes lost to packing small blocks into 2 MiB chunks: distinct chunks touched by blocks under 2 MiB, times 2 MiB, less their bytes.
+/// Bytes lost to packing small blocks into 2 MiB chunks:
+/// distinct chunks touched by blocks under 2 MiB, times 2 MiB, less their bytes.
 /// Source: how the CUDA driver places small allocations.
 std::uint64_t chunk_slack_bytes(const std::vector<Allocation>& blocks);
 

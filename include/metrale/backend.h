@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GpuBackend: the one interface through which code reaches a device. Its methods are not virtual: each checks its arguments, obeys the
-// rules that all backends share (ledger, red zones, capture guard, graphs that name memory, fault latch, observers), notes its caller,
-// and then calls one hook of the backend. A backend owns its device objects; handles and addresses are borrowed from it and are refused,
-// not followed, once it has released them. Every method may be called from any thread unless its comment says otherwise.
+// GpuBackend: the one interface through which code reaches a device. Its methods are not virtual: each checks its arguments, obeys
+// the rules that all backends share (ledger, red zones, capture guard, graphs that name memory, fault latch, observers), notes its
+// caller, and then calls one hook of the backend. A backend owns its device objects; handles and addresses are borrowed from it and
+// are refused, not followed, once it has released them.
+// Every method may be called from any thread unless its comment says otherwise.
 //
-// For every call: null or foreign handles give invalid_argument; an absent capability gives unsupported; after a fault that lost the
-// device, or in a child made by fork, device_lost with the first reason. An ok from a call that enqueues means accepted: a fault shows
-// at a later call. Outputs are untouched on failure unless said.
+// For every call: null or foreign handles give invalid_argument; an absent capability gives unsupported; after a fault that lost
+// the device, or in a child made by fork, device_lost with the first reason. An ok from a call that enqueues means accepted: a
+// fault shows at a later call. Outputs are untouched on failure unless said.
 #pragma once
 
 #include <chrono>
@@ -74,8 +75,8 @@ class GpuBackend : public BackendHooks {
   /// Allocates device memory, enters it in the ledger and counts it in `live_bytes`.
   /// Units: `bytes` > 0; the address is aligned to kDeviceAlignment or more; contents unspecified.
   /// Ordering: not legal on a thread that holds a capture.
-  /// Errors: invalid_argument (0 bytes), out_of_memory (pools were trimmed and the retry failed, or the budget forbids; the text has
-  ///   bytes asked, free, total and the five largest sites), capture_unsafe.
+  /// Errors: invalid_argument (0 bytes), out_of_memory (pools were trimmed and the retry failed, or the budget forbids; the text
+  ///   has bytes asked, free, total and the five largest sites), capture_unsafe.
   Result<DevicePtr> alloc(std::uint64_t bytes, Site site = Site::current());
 
   /// As `alloc`, in memory that host and device may both touch where the device has it.
@@ -87,7 +88,8 @@ class GpuBackend : public BackendHooks {
   Result<DevicePtr> alloc_arena(std::uint64_t bytes, Site site = Site::current());
 
   /// Gives back what `alloc` or `alloc_managed` returned; null is a no-op.
-  /// Ordering: work enqueued before may still use the block, which is handed back only after it; may block, never on the whole device.
+  /// Ordering: work enqueued before may still use the block, which is handed back only after it;
+  ///   may block, never on the whole device.
   /// Errors: invalid_argument (no live base: names the nearest block and its site; nothing changes), in_use (a live graph names it:
   ///   alloc, capture and free sites), capture_unsafe. A driver's refusal is returned after the block left the ledger.
   Result<> free(DevicePtr ptr, Site site = Site::current());
@@ -161,8 +163,8 @@ class GpuBackend : public BackendHooks {
   std::string alloc_report(std::size_t top_n = 20, std::uint64_t min_mb = 0) const;
   /// Bytes lost to the driver's 2 MiB chunks; nullopt where the driver does not pack so.
   std::optional<std::uint64_t> chunk_slack_bytes() const;
-  /// Destroys leftover graphs, frees what is still on the ledger, arenas and pinned memory included, and logs one warning with count,
-  /// bytes and top sites. Returns the count; a second call returns 0. On a lost device drops the bookkeeping.
+  /// Destroys leftover graphs, frees what is still on the ledger, arenas and pinned memory included, and logs one warning with
+  /// count, bytes and top sites. Returns the count; a second call returns 0. On a lost device drops the bookkeeping.
   /// Not legal on a thread that holds a capture.
   Result<std::uint64_t> sweep_unreleased(Site site = Site::current());
   /// Bytes dropped without being freed because the device was lost.
@@ -177,9 +179,10 @@ class GpuBackend : public BackendHooks {
   Result<> poison_redzones(std::uint64_t lo, std::uint64_t hi, Site site = Site::current());
 
   // ---- copies: each device end must lie in one known block, else out_of_range; interior addresses are fine ----
-  // A null host end is invalid_argument. A single copy of 0 bytes does nothing, wherever its ends are.
+  // A null host end is invalid_argument. A copy of 0 bytes does nothing, wherever its ends are, in a batch too.
 
-  /// Copies to the device and returns when done. Ordering: after the default stream only. Not legal on a thread that holds a capture.
+  /// Copies to the device and returns when done. Ordering: after the default stream only.
+  /// Not legal on a thread that holds a capture.
   Result<> copy_h2d(DevicePtr dst, std::span<const std::byte> src, Site site = Site::current());
   /// Copies to the host and returns when done. Ordering: after the default stream only; to read what another stream just wrote use
   /// `copy_d2h_on_stream`. Not legal on a thread that holds a capture.
@@ -193,7 +196,8 @@ class GpuBackend : public BackendHooks {
   ///   (maybe from earlier work).
   Result<> copy_d2h_on_stream(std::span<std::byte> dst, DevicePtr src, StreamHandle stream, Site site = Site::current());
 
-  /// Enqueues a copy to the device. Lifetime: `src` may be reused at return, wherever it lives; while capturing, the graph keeps the bytes.
+  /// Enqueues a copy to the device. Lifetime: `src` may be reused at return, wherever it lives;
+  /// while capturing, the graph keeps the bytes.
   Result<> copy_h2d_async(DevicePtr dst, std::span<const std::byte> src, StreamHandle stream, Site site = Site::current());
   /// Enqueues a copy to the device without adding a wait. Lifetime: the caller keeps `src` unchanged until the stream's next
   /// synchronisation. Pageable sources may block in the driver and are counted; while capturing only pinned memory is taken.
@@ -203,9 +207,11 @@ class GpuBackend : public BackendHooks {
   Result<> copy_d2h_async(std::span<std::byte> dst, DevicePtr src, StreamHandle stream, Site site = Site::current());
   /// Enqueues a copy within the device.
   Result<> copy_d2d_async(DevicePtr dst, DevicePtr src, std::uint64_t bytes, StreamHandle stream, Site site = Site::current());
-  /// Enqueues a copy of a rectangle within the device, one driver call. Errors: invalid_argument (width over a pitch), out_of_range.
+  /// Enqueues a copy of a rectangle within the device, one driver call.
+  /// Errors: invalid_argument (width over a pitch), out_of_range.
   Result<> copy_d2d_2d_async(const Copy2D& rectangle, StreamHandle stream, Site site = Site::current());
-  /// Enqueues many copies, one driver call where there is one. Lifetime: host ends as in `copy_h2d_async_retained` and `copy_d2h_async`.
+  /// Enqueues many copies, one driver call where there is one.
+  /// Lifetime: host ends as in `copy_h2d_async_retained` and `copy_d2h_async`.
   /// Errors: invalid_argument (both ends of one on the host), otherwise as the single copies. Nothing is enqueued when one of them
   ///   is wrong; a note names its index.
   Result<> copy_batch_async(std::span<const CopyDesc> copies, StreamHandle stream, Site site = Site::current());
@@ -248,28 +254,29 @@ class GpuBackend : public BackendHooks {
   /// Marks the work enqueued on `stream` so far. Recording again moves the mark. A mark made inside a capture ends with it: the
   /// event counts as never recorded then.
   Result<> record_event(EventHandle event, StreamHandle stream, Site site = Site::current());
-  /// Holds `stream`, not the host, until the work marked by `event` is done; does nothing for an event never recorded. In a capture an
-  /// event recorded outside it, or in another capture, is capture_unsafe; one recorded inside joins `stream` to the capture, unless
-  /// that is the default stream (invalid_argument).
+  /// Holds `stream`, not the host, until the work marked by `event` is done; does nothing for an event never recorded. In a capture
+  /// an event recorded outside it, or in another capture, is capture_unsafe; one recorded inside joins `stream` to the capture,
+  /// unless that is the default stream (invalid_argument).
   Result<> stream_wait_event(StreamHandle stream, EventHandle event, Site site = Site::current());
   /// Waits for what came before the record, and for nothing else. Recorded in an open capture: capture_unsafe.
   Result<> event_synchronize(EventHandle event, Site site = Site::current());
   /// True when the marked work is done or the event was never recorded; never blocks. Recorded in an open capture: capture_unsafe.
   Result<bool> event_query(EventHandle event, Site site = Site::current());
-  /// Device time between two recorded timed events, in nanoseconds. Errors: invalid_argument (not timed, never recorded), busy (not done).
+  /// Device time between two recorded timed events, in nanoseconds.
+  /// Errors: invalid_argument (not timed, never recorded), busy (not done).
   Result<std::int64_t> event_elapsed_ns(EventHandle start, EventHandle end, Site site = Site::current());
 
   // ---- capture and graphs ----
 
-  /// Begins to record the work enqueued on `stream` instead of running it. This thread holds the capture until it ends; other threads
-  /// go on. Errors: invalid_argument (the default stream, or already capturing).
+  /// Begins to record the work enqueued on `stream` instead of running it. This thread holds the capture until it ends; other
+  /// threads go on. Errors: invalid_argument (the default stream, or already capturing).
   Result<> begin_capture(StreamHandle stream, Site site = Site::current());
   /// Ends the capture begun on `stream` and makes a graph of it. Only the thread that began may end.
   /// Errors: invalid_argument (no capture here, another thread's, or joined streams not joined back: the capture is discarded),
   ///   capture_unsafe (another thread aborted it: discarded).
   Result<GraphHandle> end_capture(StreamHandle stream, Site site = Site::current());
-  /// Ends and discards the capture that `stream` takes part in; a no-op otherwise. From another thread it marks the capture, and the
-  /// owner's next call on it ends it.
+  /// Ends and discards the capture that `stream` takes part in; a no-op otherwise. From another thread it marks the capture, and
+  /// the owner's next call on it ends it.
   Result<> abort_capture_if_active(StreamHandle stream, Site site = Site::current());
   /// Whether `stream` takes part in a capture; a failed driver query counts as yes.
   bool stream_is_capturing(StreamHandle stream, Site site = Site::current());
@@ -291,10 +298,11 @@ class GpuBackend : public BackendHooks {
   Result<KernelHandle> kernel(std::string_view module, std::string_view function, Site site = Site::current());
   /// Whether the module is loaded; never recorded.
   Result<bool> has_module(std::string_view module, Site site = Site::current());
-  /// Enqueues a kernel over `grid` blocks of `block` threads. Typed arguments are compared with the kernel's signature at every launch.
+  /// Enqueues a kernel over `grid` blocks of `block` threads.
+  /// Typed arguments are compared with the kernel's signature at every launch.
   /// Lifetime: arguments are read during the call; the memory that buffers point to must outlive the work.
-  /// Errors: invalid_argument (zero dimension, wrong count or size of arguments: names kernel, index, both sizes; over 4 KiB in all;
-  ///   dependent launch of a kernel that does not wait), unsupported (attribute).
+  /// Errors: invalid_argument (zero dimension, wrong count or size of arguments: names kernel, index, both sizes; over 4 KiB in
+  ///   all; dependent launch of a kernel that does not wait), unsupported (attribute).
   Result<> launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
                         std::span<const KernelArg> args, const LaunchAttributes& attributes = {}, Site site = Site::current());
   /// The raw form: `params` holds one pointer for each parameter. Nothing about them is checked, and no memory is named.
@@ -314,8 +322,8 @@ class GpuBackend : public BackendHooks {
   Result<> check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site = Site::current());
   /// The module set; null only on the mock and where kernels are unsupported.
   KernelRegistry* kernel_registry() noexcept;
-  /// Unloads every module; handles of their kernels are refused afterwards, and the op cache has to forget its own
-  /// (`OpCache::forget_kernels`). Refused while any capture is open on the device.
+  /// Unloads every module: handles of their kernels are refused afterwards, and `op_cache()` forgets them.
+  /// Refused while any capture is open on the device.
   Result<> unload_modules(Site site = Site::current());
   /// Look-ups so far.
   KernelAudit kernel_audit() const;

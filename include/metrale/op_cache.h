@@ -38,7 +38,8 @@ class OpCache final : public ModelResource {
   /// Lifetime: until modules are unloaded. Errors: as `GpuBackend::kernel` and `kernel_facts`.
   Result<Kernel> kernel(std::string_view module, std::string_view function,
                         std::source_location site = std::source_location::current());
-  /// Forgets every kernel; for after modules were unloaded.
+  /// Forgets every kernel; a look-up that is under way on another thread is not remembered. `GpuBackend::unload_modules` calls it
+  /// on the backend's own cache.
   void forget_kernels();
 
   /// Scratch memory of at least `bytes` for operation `tag` on `stream`. Grows and never shrinks; contents are kept while the

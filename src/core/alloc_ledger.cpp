@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two indexes keep look-ups of interior addresses short. Small blocks with the usual alignment live in pages of 64 KiB: a bitmap marks
-// which of the page's 256 possible base slots are taken, so "largest base at or below" is a bit scan, and `check` needs no lock. Pages are
-// found through a radix tree that only grows. Everything else, large or oddly aligned, lives in one ordered map, which sees few changes.
+// Two indexes keep look-ups of interior addresses short. Small blocks with the usual alignment live in pages of 64 KiB: a bitmap
+// marks which of the page's 256 possible base slots are taken, so "largest base at or below" is a bit scan, and `check` needs no
+// lock. Pages are found through a radix tree that only grows. Everything else, large or oddly aligned, lives in one ordered map,
+// which sees few changes.
 #include "metrale/alloc_ledger.h"
 
 #include <algorithm>
@@ -44,13 +45,14 @@ namespace {
 constexpr std::uint64_t kPageBytes = 64 * 1024;
 constexpr std::size_t kSlotsPerPage = kPageBytes / kDeviceAlignment;
 constexpr std::size_t kNumStripes = 16;
-// A stripe's running balance reaches the shared total once it is this large, which bounds the error of the concurrent peak to 1 MiB.
+// A stripe's running balance reaches the shared total once it is this large,
+// which bounds the error of the concurrent peak to 1 MiB.
 constexpr std::int64_t kFlushBytes = 64 * 1024;
 // A stripe takes generations by the batch, so that threads do not pass one counter back and forth.
 constexpr std::uint64_t kGenerationBatch = 64;
 
-/// The blocks whose base lies in one 64 KiB page. `taken` and `bytes` may be read without the lock: a reader that races a change sees the
-/// block before or after it. Everything else, and every change, is under `mutex`.
+/// The blocks whose base lies in one 64 KiB page. `taken` and `bytes` may be read without the lock: a reader that races a change
+/// sees the block before or after it. Everything else, and every change, is under `mutex`.
 struct alignas(64) Page {
   mutable std::mutex mutex;
   std::array<std::atomic<std::uint64_t>, kSlotsPerPage / 64> taken{};
@@ -294,11 +296,11 @@ std::uint64_t AllocLedger::add(DevicePtr base, std::uint64_t bytes, MemoryKind k
   return block.generation;
 }
 
-AllocLedger::TakeResult AllocLedger::take(DevicePtr base, std::uint32_t kinds, bool forced) {
+AllocLedger::TakeResult AllocLedger::take(DevicePtr base, std::uint32_t kinds, Named named) {
   Impl& d = *impl_;
   const auto judge = [&](const Allocation& block) {
     if (!((kinds >> static_cast<unsigned>(block.kind)) & 1)) return Take::wrong_kind;
-    if (block.graph_refs > 0 && !forced) return Take::named_by_graph;
+    if (block.graph_refs > 0 && named == Named::stays) return Take::named_by_graph;
     return Take::taken;
   };
   TakeResult result{Take::not_a_base, {}};

@@ -58,6 +58,28 @@ Result<> FaceState::note_host_end(Op op, StreamRecord& stream, const void* ptr, 
   return {};
 }
 
+Result<> FaceState::enqueue_h2d(SourceKept kept, DevicePtr dst, std::span<const std::byte> src, StreamHandle handle,
+                                const Site& site) {
+  const bool retained = kept == SourceKept::until_synchronised;
+  OpRecord op{.op = retained ? Op::copy_h2d_async_retained : Op::copy_h2d_async,
+              .stream = handle,
+              .dst = dst.address,
+              .src = address_of(src.data()),
+              .bytes = src.size(),
+              .site = site};
+  return run(op, [&]() -> Result<> {
+    StreamRecord* record = METRALE_TRY(stream_for_work(op.op, handle, site));
+    if (src.empty()) return {};
+    METRALE_TRY(check_host(src.data(), src.size(), site));
+    METRALE_TRY(
+        check_device(retained ? "copy_h2d_async_retained destination" : "copy_h2d_async destination", dst, src.size(), site));
+    if (retained) METRALE_TRY(note_host_end(op.op, *record, src.data(), src.size(), site));
+    METRALE_TRY(hooks.do_copy_h2d_async(dst, src.data(), src.size(), record->native, retained));
+    name_device(*record, dst);
+    return {};
+  });
+}
+
 }  // namespace detail
 
 std::uint64_t GpuBackend::num_pageable_copies() const noexcept {
@@ -133,42 +155,11 @@ Result<> GpuBackend::copy_d2h_on_stream(std::span<std::byte> dst, DevicePtr src,
 }
 
 Result<> GpuBackend::copy_h2d_async(DevicePtr dst, std::span<const std::byte> src, StreamHandle stream, Site site) {
-  FaceState& f = *face_;
-  OpRecord op{.op = Op::copy_h2d_async,
-              .stream = stream,
-              .dst = dst.address,
-              .src = address_of(src.data()),
-              .bytes = src.size(),
-              .site = site};
-  return f.run(op, [&]() -> Result<> {
-    StreamRecord* record = METRALE_TRY(f.stream_for_work(op.op, stream, site));
-    if (src.empty()) return {};
-    METRALE_TRY(f.check_host(src.data(), src.size(), site));
-    METRALE_TRY(f.check_device("copy_h2d_async destination", dst, src.size(), site));
-    METRALE_TRY(do_copy_h2d_async(dst, src.data(), src.size(), record->native, false));
-    f.name_device(*record, dst);
-    return {};
-  });
+  return face_->enqueue_h2d(detail::SourceKept::until_return, dst, src, stream, site);
 }
 
 Result<> GpuBackend::copy_h2d_async_retained(DevicePtr dst, std::span<const std::byte> src, StreamHandle stream, Site site) {
-  FaceState& f = *face_;
-  OpRecord op{.op = Op::copy_h2d_async_retained,
-              .stream = stream,
-              .dst = dst.address,
-              .src = address_of(src.data()),
-              .bytes = src.size(),
-              .site = site};
-  return f.run(op, [&]() -> Result<> {
-    StreamRecord* record = METRALE_TRY(f.stream_for_work(op.op, stream, site));
-    if (src.empty()) return {};
-    METRALE_TRY(f.check_host(src.data(), src.size(), site));
-    METRALE_TRY(f.check_device("copy_h2d_async_retained destination", dst, src.size(), site));
-    METRALE_TRY(f.note_host_end(op.op, *record, src.data(), src.size(), site));
-    METRALE_TRY(do_copy_h2d_async(dst, src.data(), src.size(), record->native, true));
-    f.name_device(*record, dst);
-    return {};
-  });
+  return face_->enqueue_h2d(detail::SourceKept::until_synchronised, dst, src, stream, site);
 }
 
 Result<> GpuBackend::copy_d2h_async(std::span<std::byte> dst, DevicePtr src, StreamHandle stream, Site site) {
@@ -253,6 +244,7 @@ Result<> GpuBackend::copy_batch_async(std::span<const CopyDesc> copies, StreamHa
     // Everything is checked before anything is enqueued or named.
     for (std::size_t i = 0; i < copies.size(); ++i) {
       const CopyDesc& c = copies[i];
+      if (c.bytes == 0) continue;
       Result<> ok;
       if (c.host_src != nullptr && c.host_dst != nullptr) {
         ok = Error(Errc::invalid_argument, "both ends are on the host", site);
@@ -266,7 +258,7 @@ Result<> GpuBackend::copy_batch_async(std::span<const CopyDesc> copies, StreamHa
         ok = Error(Errc::capture_unsafe, "while capturing, the host end must be pinned memory", site);
       }
       if (!ok) return Error(std::move(ok).error()).with_note(fmt::format("copy {} of {} in copy_batch_async", i, copies.size()));
-      if (c.bytes != 0) real.push_back(c);
+      real.push_back(c);
     }
     if (real.empty()) return {};
     for (const CopyDesc& c : real) {

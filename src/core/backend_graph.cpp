@@ -88,8 +88,7 @@ Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
     });
     if (value == 0) {
       f.drop_names(names);
-      METRALE_TRY(do_destroy_graph(*native));
-      return Error(Errc::internal, "no graph handle is left", site);
+      return f.after_undoing(Error(Errc::internal, "no graph handle is left", site), "the graph", do_destroy_graph(*native), op);
     }
     op.dst = value;
     return GraphHandle{value};
@@ -160,7 +159,7 @@ Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {
   OpRecord op{.op = Op::destroy_graph, .dst = graph.value, .site = site};
   return f.run_always(op, [&]() -> Result<> {
     if (f.usable()) METRALE_TRY(f.graph(graph, site));
-    return f.retire_graph(graph.value, true);
+    return f.retire_graph(graph.value);
   });
 }
 

@@ -300,8 +300,10 @@ Result<> GpuBackend::unload_modules(Site site) {
     METRALE_TRY(f.guard_device(op.op, site));
     METRALE_TRY(do_unload_modules());
     for (const std::uint64_t handle : f.kernels.handles()) f.kernels.erase(handle);
+    f.op_cache->forget_kernels();
     for (const Allocation& block : f.device.snapshot()) {
-      if (block.kind == MemoryKind::module_symbol) f.device.take(block.base, detail::kind_bit(MemoryKind::module_symbol), true);
+      if (block.kind != MemoryKind::module_symbol) continue;
+      f.device.take(block.base, kind_bit(MemoryKind::module_symbol), AllocLedger::Named::goes);
     }
     return {};
   });

@@ -34,35 +34,7 @@ Result<> GpuBackend::initialize(Site site) {
   f.latch = detail::FaultLatch::of_device(f.device_key);
   f.op_cache = std::make_unique<OpCache>(*this);
   f.timer = std::make_unique<SpanTimer>(*this);
-  f.pool.set_driver({
-      .alloc_slab = [this](std::uint64_t bytes) { return do_alloc(bytes, MemoryKind::device); },
-      .free_slab = [this](DevicePtr base, std::uint64_t bytes) { return do_free(base, bytes, MemoryKind::device); },
-      .other_streams =
-          [&f](detail::PoolLists* self, const std::function<bool(NativeStream, detail::PoolLists&)>& visit) {
-            for (const std::uint64_t handle : f.streams.handles()) {
-              StreamRecord* record = f.streams.find(handle);
-              if (record == nullptr || &record->pool == self) continue;
-              // Nothing may be asked of a captured stream; `trim` (self is null) only reads its lists.
-              if (self != nullptr && record->capture.load(std::memory_order_acquire) != 0) continue;
-              if (visit(record->native, record->pool)) return;
-            }
-          },
-      .is_idle = [this](NativeStream stream) { return do_query(stream).value_or(false); },
-      .order_after = [this](NativeStream waiter, NativeStream first) -> Result<> {
-        const NativeEvent event = METRALE_TRY(do_create_event(false));
-        Result<> ordered = do_record_event(event, first);
-        if (ordered) ordered = do_stream_wait_event(waiter, event);
-        METRALE_TRY(do_destroy_event(event));
-        return ordered;
-      },
-      .record_event = [this](NativeStream stream) -> std::optional<NativeEvent> {
-        auto event = do_create_event(false);
-        if (!event || !do_record_event(*event, stream)) return std::nullopt;
-        return *event;
-      },
-      .event_done = [this](NativeEvent event) { return do_event_query(event).value_or(false); },
-      .drop_event = [this](NativeEvent event) { static_cast<void>(do_destroy_event(event).has_value()); },
-  });
+  f.pool.set_driver(f.pool_driver());
   if (f.capabilities.has(Capability::streams)) {
     const NativeStream native = METRALE_TRY(do_create_stream(0));
     f.default_stream.value = f.streams.insert([&](StreamRecord& record, std::uint64_t value) {
@@ -122,7 +94,7 @@ Result<> GpuBackend::shutdown(Site site) {
   if (f.usable() && f.capabilities.has(Capability::streams)) keep(do_synchronize_device());
   if (f.timer) keep(f.timer->release());
   // Before the scratch that they may name.
-  for (const std::uint64_t handle : f.graphs.handles()) keep(f.retire_graph(handle, true));
+  for (const std::uint64_t handle : f.graphs.handles()) keep(f.retire_graph(handle));
   if (f.op_cache) keep(f.op_cache->release(*this));
   keep(sweep_unreleased(site));
   if (f.usable()) {

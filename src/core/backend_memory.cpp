@@ -14,7 +14,6 @@ namespace metrale {
 
 using detail::at;
 using detail::FaceState;
-using detail::kind_bit;
 using detail::StreamRecord;
 
 namespace {
@@ -91,8 +90,9 @@ Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kin
     const StreamRecord* stream = streams.find(default_stream.value);
     Result<> filled = stream == nullptr ? Result<>() : hooks.do_memset(ptr.offset(bytes), zone.written, band, stream->native);
     if (!filled) {
-      METRALE_TRY(hooks.do_free(ptr, bytes + band, kind));
-      return Error(std::move(filled).error()).with_note("while filling the guard band");
+      Error error = std::move(filled).error().with_note("while filling the guard band");
+      return after_undoing(std::move(error), "the block", hooks.do_free(ptr, bytes + band, kind),
+                           {.op = op, .dst = ptr.address, .bytes = bytes, .site = site});
     }
     red_zones.add(zone);
   }
@@ -111,7 +111,7 @@ Error FaceState::not_a_base(std::string_view what, DevicePtr ptr, const Site& si
 }
 
 Result<std::optional<Allocation>> FaceState::take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site) {
-  AllocLedger::TakeResult taken = device.take(ptr, kinds, !usable());
+  AllocLedger::TakeResult taken = device.take(ptr, kinds, usable() ? AllocLedger::Named::stays : AllocLedger::Named::goes);
   if (taken.status == AllocLedger::Take::named_by_graph) {
     reap_retired_graphs();
     taken = device.take(ptr, kinds);
@@ -287,14 +287,14 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
   OpRecord op{.op = Op::sweep_unreleased, .site = site};
   return f.run_always(op, [&]() -> Result<std::uint64_t> {
     METRALE_TRY(f.guard_thread(op.op, site));
-    for (const std::uint64_t handle : f.graphs.handles()) METRALE_TRY(f.retire_graph(handle, true));
+    for (const std::uint64_t handle : f.graphs.handles()) METRALE_TRY(f.retire_graph(handle));
 
     std::vector<Allocation> swept;
     const std::uint32_t freed_here = kind_bit(MemoryKind::device) | kind_bit(MemoryKind::managed) | kind_bit(MemoryKind::arena);
     for (const Allocation& block : f.device.snapshot()) {
       if ((kind_bit(block.kind) & (freed_here | kind_bit(MemoryKind::pooled))) == 0) continue;
-      // Forced: replays still running were given to do_free, which waits for the work that may use the block.
-      if (f.device.take(block.base, kind_bit(block.kind), true).status != AllocLedger::Take::taken) continue;
+      // Named ones too: replays still running were given to do_free, which waits for the work that may use the block.
+      if (f.device.take(block.base, kind_bit(block.kind), AllocLedger::Named::goes).status != AllocLedger::Take::taken) continue;
       swept.push_back(block);
       const std::uint64_t band = f.red_zones.on() ? f.red_zones.remove(block.base) : 0;
       if (!f.usable()) {
@@ -309,11 +309,11 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
     f.pool.trim(!f.usable());
     for (const Allocation& block : f.host.snapshot()) {
       void* ptr = reinterpret_cast<void*>(static_cast<std::uintptr_t>(block.base.address));
-      if (f.host.take(block.base, ~0u, true).status != AllocLedger::Take::taken) continue;
+      if (f.host.take(block.base, kAllKinds, AllocLedger::Named::goes).status != AllocLedger::Take::taken) continue;
       {
         std::lock_guard lock(f.alias_mutex);
         if (const auto alias = f.aliases.find(block.base.address); alias != f.aliases.end()) {
-          f.device.take(alias->second, kind_bit(MemoryKind::pinned) | kind_bit(MemoryKind::registered), true);
+          f.device.take(alias->second, kind_bit(block.kind), AllocLedger::Named::goes);
           f.aliases.erase(alias);
         }
       }

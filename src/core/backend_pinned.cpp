@@ -11,7 +11,6 @@ namespace metrale {
 
 using detail::at;
 using detail::FaceState;
-using detail::kind_bit;
 
 namespace {
 
@@ -55,13 +54,14 @@ Result<Allocation> leave(FaceState& f, GpuBackend::Site site, std::string_view w
   if (alias != f.aliases.end() && f.usable()) {
     if (const auto seen = f.device.find(alias->second); seen && seen->graph_refs > 0) return f.in_use(*seen, site);
   }
-  const AllocLedger::TakeResult taken = f.host.take(host_key(ptr), kind_bit(kind), !f.usable());
+  const AllocLedger::TakeResult taken =
+      f.host.take(host_key(ptr), kind_bit(kind), f.usable() ? AllocLedger::Named::stays : AllocLedger::Named::goes);
   if (taken.status == AllocLedger::Take::named_by_graph) return f.in_use(taken.block, site);
   if (taken.status != AllocLedger::Take::taken) {
     return Error(Errc::invalid_argument, fmt::format("{}: {} was given back by another thread", what, ptr), site);
   }
   if (alias != f.aliases.end()) {
-    f.device.take(alias->second, kind_bit(kind), true);
+    f.device.take(alias->second, kind_bit(kind), AllocLedger::Named::goes);
     f.aliases.erase(alias);
   }
   if (!f.usable()) f.abandoned_bytes.fetch_add(taken.block.bytes, std::memory_order_relaxed);
@@ -79,8 +79,7 @@ Result<std::span<std::byte>> GpuBackend::alloc_host_pinned(std::uint64_t bytes, 
     void* ptr = METRALE_TRY(do_alloc_pinned(bytes));
     std::memset(ptr, 0, bytes);
     if (auto entered = enter(f, site, ptr, bytes, MemoryKind::pinned, [this](void* p) { return do_host_alias(p); }); !entered) {
-      METRALE_TRY(do_free_pinned(ptr, bytes));
-      return Error(std::move(entered).error());
+      return f.after_undoing(std::move(entered).error(), "the memory", do_free_pinned(ptr, bytes), op);
     }
     return std::span<std::byte>(static_cast<std::byte*>(ptr), bytes);
   });
@@ -110,8 +109,8 @@ Result<> GpuBackend::register_host(std::span<std::byte> memory, Site site) {
     METRALE_TRY(do_register_host(memory.data(), memory.size()));
     auto entered =
         enter(f, site, memory.data(), memory.size(), MemoryKind::registered, [this](void* p) { return do_host_alias(p); });
-    if (!entered) METRALE_TRY(do_unregister_host(memory.data(), memory.size()));
-    return entered;
+    if (entered) return {};
+    return f.after_undoing(std::move(entered).error(), "the registration", do_unregister_host(memory.data(), memory.size()), op);
   });
 }
 

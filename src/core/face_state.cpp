@@ -82,6 +82,12 @@ Error FaceState::settle(Error error, const OpRecord& record) {
   return error;
 }
 
+Error FaceState::after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record) {
+  if (undone) return first;
+  const Error second = settle(std::move(undone).error(), record);
+  return std::move(first).with_note(fmt::format("giving back {} failed too: {}", what, second.to_string()));
+}
+
 void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
   record.outcome = outcome;
   record.time_ns = static_cast<std::uint64_t>(
@@ -293,7 +299,7 @@ void FaceState::reap_retired_graphs() {
   for (const RetiredGraph& graph : done) drop_names(graph.names);
 }
 
-Result<> FaceState::retire_graph(std::uint64_t handle, bool wait_for_replays) {
+Result<> FaceState::retire_graph(std::uint64_t handle) {
   GraphRecord* record = graphs.find(handle);
   if (record == nullptr) return {};
   RetiredGraph retired;
@@ -301,7 +307,7 @@ Result<> FaceState::retire_graph(std::uint64_t handle, bool wait_for_replays) {
   {
     std::lock_guard lock(record->mutex);
     native = record->native;
-    if (usable() && wait_for_replays) {
+    if (usable()) {
       for (const StreamHandle launched : record->launched_on) {
         StreamRecord* stream = streams.find(launched.value);
         if (stream == nullptr) continue;
@@ -325,6 +331,40 @@ Result<> FaceState::retire_graph(std::uint64_t handle, bool wait_for_replays) {
   }
   reap_retired_graphs();
   return destroyed;
+}
+
+PoolDriver FaceState::pool_driver() {
+  return {
+      .alloc_slab = [this](std::uint64_t bytes) { return hooks.do_alloc(bytes, MemoryKind::device); },
+      .free_slab = [this](DevicePtr base, std::uint64_t bytes) { return hooks.do_free(base, bytes, MemoryKind::device); },
+      .other_streams =
+          [this](PoolLists* self, const std::function<bool(NativeStream, PoolLists&)>& visit) {
+            for (const std::uint64_t handle : streams.handles()) {
+              StreamRecord* record = streams.find(handle);
+              if (record == nullptr || &record->pool == self) continue;
+              // Nothing may be asked of a captured stream; `trim` (self is null) only reads its lists.
+              if (self != nullptr && record->capture.load(std::memory_order_acquire) != 0) continue;
+              if (visit(record->native, record->pool)) return;
+            }
+          },
+      .is_idle = [this](NativeStream stream) { return hooks.do_query(stream).value_or(false); },
+      .order_after = [this](NativeStream waiter, NativeStream first) -> Result<> {
+        const NativeEvent event = METRALE_TRY(hooks.do_create_event(false));
+        Result<> ordered = hooks.do_record_event(event, first);
+        if (ordered) ordered = hooks.do_stream_wait_event(waiter, event);
+        Result<> destroyed = hooks.do_destroy_event(event);
+        if (ordered) return destroyed;
+        return after_undoing(std::move(ordered).error(), "the event", std::move(destroyed),
+                             {.op = Op::alloc_async, .site = Site::current()});
+      },
+      .record_event = [this](NativeStream stream) -> std::optional<NativeEvent> {
+        auto event = hooks.do_create_event(false);
+        if (!event || !hooks.do_record_event(*event, stream)) return std::nullopt;
+        return *event;
+      },
+      .event_done = [this](NativeEvent event) { return hooks.do_event_query(event).value_or(false); },
+      .drop_event = [this](NativeEvent event) { static_cast<void>(hooks.do_destroy_event(event).has_value()); },
+  };
 }
 
 Error FaceState::in_use(const Allocation& block, const Site& site) {

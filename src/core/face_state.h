@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the face of every backend keeps, and the rules it applies before a hook runs. The public methods are in backend_*.cpp, one file a
-// section of backend.h; each wraps its body in `run`, which refuses a lost device, notes the outcome for observers and latches faults.
+// What the face of every backend keeps, and the rules it applies before a hook runs. The public methods are in backend_*.cpp, one
+// file a section of backend.h; each wraps its body in `run`, which refuses a lost device,
+// notes the outcome for observers and latches faults.
 #pragma once
 
 #include <atomic>
@@ -68,7 +69,8 @@ struct RetiredGraph {
   Site capture_site;
 };
 
-constexpr std::uint32_t kind_bit(MemoryKind kind) { return 1u << static_cast<unsigned>(kind); }
+/// Until when the caller keeps the source of a copy to the device.
+enum class SourceKept : std::uint8_t { until_return, until_synchronised };
 
 /// The sentence that names a call site in messages.
 std::string at(const Site& site);
@@ -163,6 +165,9 @@ struct FaceState {
   std::string describe_last_operations() const;
   /// Gives a failure its caller's site and latches a lost device.
   Error settle(Error error, const OpRecord& record);
+  /// The failure of a call that then gave `what` back: `first`, and how that failed, if it did, as a note.
+  /// Latches a device lost there.
+  Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
   void notify(OpRecord& record, std::uint8_t outcome);
 
   // ---- guards: each answers ok or the error to return ----
@@ -200,17 +205,20 @@ struct FaceState {
   void mark_replays_on(StreamRecord& stream);
   /// Lets go of the memory of destroyed graphs whose replays are done.
   void reap_retired_graphs();
-  Result<> retire_graph(std::uint64_t handle, bool wait_for_replays);
+  /// Destroys a graph; its memory stays named until the replays in flight are done.
+  Result<> retire_graph(std::uint64_t handle);
   /// "in_use" with the three sites.
   Error in_use(const Allocation& block, const Site& site);
 
   // ---- memory ----
 
-  /// Refuses what would lift live_bytes above the budget. The caller keeps the lock until the block is on the ledger, so that allocations
-  /// made at once do not pass together where one alone may; without a budget it holds nothing.
+  /// What the pool asks of the backend.
+  PoolDriver pool_driver();
+  /// Refuses what would lift live_bytes above the budget. The caller keeps the lock until the block is on the ledger, so that
+  /// allocations made at once do not pass together where one alone may; without a budget it holds nothing.
   Result<std::unique_lock<std::mutex>> check_budget(Op op, std::uint64_t bytes, const Site& site);
-  /// Takes a block off the ledger: in_use when a graph names it, invalid_argument when it is no live base of these kinds; nullopt on
-  /// a lost device that was swept already. On a lost device the bytes count as abandoned.
+  /// Takes a block off the ledger: in_use when a graph names it, invalid_argument when it is no live base of these kinds; nullopt
+  /// on a lost device that was swept already. On a lost device the bytes count as abandoned.
   Result<std::optional<Allocation>> take_block(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
   Result<DevicePtr> allocate(Op op, std::uint64_t bytes, MemoryKind kind, const Site& site);
   /// Asks the driver for `bytes` and the guard band behind them; where it is out of memory, trims the pool and asks once more.
@@ -227,6 +235,8 @@ struct FaceState {
   }
   Error explain_range(std::string_view what, DevicePtr ptr, std::uint64_t bytes, const Site& site) const;
   Result<> check_host(const void* ptr, std::uint64_t bytes, const Site& site) const;
+  /// copy_h2d_async and its retained form.
+  Result<> enqueue_h2d(SourceKept kept, DevicePtr dst, std::span<const std::byte> src, StreamHandle handle, const Site& site);
   /// While capturing takes pinned memory only and names it; otherwise counts pageable memory.
   Result<> note_host_end(Op op, StreamRecord& stream, const void* ptr, std::uint64_t bytes, const Site& site);
 };

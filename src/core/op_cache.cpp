@@ -121,6 +121,7 @@ struct OpCache::Impl {
 
   std::shared_mutex kernels_mutex;
   std::unordered_map<KernelKey, Kernel, KernelKeyHash, KernelKeyEqual> kernels;
+  std::uint64_t num_forgotten = 0;  ///< Calls of forget_kernels: a look-up across one is not remembered.
 
   // `growth` is taken first and held across driver calls; `scratch_mutex` only while the map is read or changed, so that requests
   // that fit never wait for one that grows.
@@ -135,21 +136,26 @@ OpCache::~OpCache() = default;
 
 Result<OpCache::Kernel> OpCache::kernel(std::string_view module, std::string_view function, std::source_location site) {
   const KernelKeyView key{module, function};
+  std::uint64_t num_forgotten = 0;
   {
     const std::shared_lock lock(impl_->kernels_mutex);
     if (const auto it = impl_->kernels.find(key); it != impl_->kernels.end()) return it->second;
+    num_forgotten = impl_->num_forgotten;
   }
   Kernel found;
   found.handle = METRALE_TRY(impl_->backend.kernel(module, function, site));
   found.facts = METRALE_TRY(impl_->backend.kernel_facts(found.handle, site));
   const std::unique_lock lock(impl_->kernels_mutex);
-  impl_->kernels.insert_or_assign({std::string(module), std::string(function)}, found);
+  if (impl_->num_forgotten == num_forgotten) {
+    impl_->kernels.insert_or_assign({std::string(module), std::string(function)}, found);
+  }
   return found;
 }
 
 void OpCache::forget_kernels() {
   const std::unique_lock lock(impl_->kernels_mutex);
   impl_->kernels.clear();
+  ++impl_->num_forgotten;
 }
 
 Result<DevicePtr> OpCache::scratch(std::string_view tag, StreamHandle stream, std::uint64_t bytes, std::source_location site) {

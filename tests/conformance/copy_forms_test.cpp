@@ -151,6 +151,24 @@ TEST_F(CopyBatch, EnqueuesNothingWhenOneIsWrongAndNamesItsIndex) {
   EXPECT_TRUE(holds(b, 256, 0x00));
 }
 
+TEST_F(CopyBatch, CopiesOfNoBytesDoNothingWhereverTheirEndsAre) {
+  const StreamHandle s = stream();
+  const DevicePtr a = block(256);
+  const DevicePtr b = block(256);
+  fill(a, 0x01, 256);
+  fill(b, 0x00, 256);
+  std::byte pageable{};
+  const std::array<CopyDesc, 4> list{
+      CopyDesc{.dst = b.offset(256), .src = {}, .bytes = 0}, CopyDesc{.dst = b, .src = a, .bytes = 64},
+      CopyDesc{.dst = {}, .src = {}, .host_dst = &pageable, .bytes = 0}, CopyDesc{.dst = {}, .src = a.offset(1000), .bytes = 0}};
+  must(gpu().copy_batch_async(list, s));
+  settle(s);
+  EXPECT_TRUE(holds(b, 64, 0x01));
+  EXPECT_TRUE(holds(b.offset(64), 192, 0x00));
+  EXPECT_EQ(gpu().num_pageable_copies(), 0u);
+  must(gpu().copy_batch_async({list.data(), 1}, s));
+}
+
 // ---- between devices ----
 
 class CopyPeer : public CaseNeeding<memory, copies, streams, peer_copies> {};

@@ -26,6 +26,18 @@ TEST_F(OpCaches, RememberKernels) {
   EXPECT_TRUE(refused(gpu().op_cache().kernel(kModule, "absent"), Errc::not_found));
 }
 
+TEST_F(OpCaches, ForgetTheKernelsOfUnloadedModules) {
+  need({kernels});
+  const KernelHandle first = must(gpu().op_cache().kernel(kModule, kTiled)).handle;
+  must(gpu().unload_modules());
+  const OpCache::Kernel again = must(gpu().op_cache().kernel(kModule, kTiled));
+  EXPECT_NE(again.handle, first);
+  EXPECT_EQ(again.facts->n_tile, kTile);
+  const DevicePtr out = block(64);
+  launch(again.handle, gpu().default_stream(), {KernelArg::buffer(out)});
+  settle(gpu().default_stream());
+}
+
 TEST_F(OpCaches, ScratchIsOnePerOperationAndStream) {
   const StreamHandle a = stream();
   const StreamHandle b = stream();

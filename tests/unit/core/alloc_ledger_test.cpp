@@ -18,7 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::uint64_t kPage = 64 * 1024;
-constexpr std::uint32_t kAnyKind = ~0u;
 
 std::uint64_t add(AllocLedger& ledger, std::uint64_t base, std::uint64_t bytes, MemoryKind kind = MemoryKind::device) {
   return ledger.add({base}, bytes, kind, std::source_location::current());
@@ -57,10 +56,29 @@ TEST(AllocLedger, CheckTellsUnknownFromLeaving) {
 TEST(AllocLedger, TakeAcceptsOnlyBasesOfTheRightKind) {
   AllocLedger ledger;
   add(ledger, 0x10000, 256, MemoryKind::arena);
-  EXPECT_EQ(ledger.take({0x10100}, kAnyKind).status, AllocLedger::Take::not_a_base);
-  EXPECT_EQ(ledger.take({0x10000}, 1u << static_cast<unsigned>(MemoryKind::device)).status, AllocLedger::Take::wrong_kind);
-  EXPECT_EQ(ledger.take({0x10000}, kAnyKind).status, AllocLedger::Take::taken);
-  EXPECT_EQ(ledger.take({0x10000}, kAnyKind).status, AllocLedger::Take::not_a_base);
+  EXPECT_EQ(ledger.take({0x10100}, kAllKinds).status, AllocLedger::Take::not_a_base);
+  EXPECT_EQ(ledger.take({0x10000}, kind_bit(MemoryKind::device)).status, AllocLedger::Take::wrong_kind);
+  EXPECT_EQ(ledger.take({0x10000}, kAllKinds).status, AllocLedger::Take::taken);
+  EXPECT_EQ(ledger.take({0x10000}, kAllKinds).status, AllocLedger::Take::not_a_base);
+}
+
+TEST(AllocLedger, ABlockNamedByAGraphGoesWhereTheCallerSaysSo) {
+  AllocLedger ledger;
+  add(ledger, 0x10000, 256);
+  ledger.add_graph_ref({0x10000});
+  EXPECT_EQ(ledger.take({0x10000}, kAllKinds, AllocLedger::Named::stays).status, AllocLedger::Take::named_by_graph);
+  EXPECT_EQ(ledger.take({0x10000}, kind_bit(MemoryKind::arena), AllocLedger::Named::goes).status, AllocLedger::Take::wrong_kind);
+  EXPECT_EQ(ledger.take({0x10000}, kAllKinds, AllocLedger::Named::goes).status, AllocLedger::Take::taken);
+  EXPECT_FALSE(ledger.find({0x10000}));
+}
+
+TEST(AllocLedger, EveryKindIsInTheSetOfAll) {
+  for (unsigned kind = 0; kind <= static_cast<unsigned>(MemoryKind::module_symbol); ++kind) {
+    AllocLedger ledger;
+    add(ledger, 0x10000, 256, static_cast<MemoryKind>(kind));
+    EXPECT_EQ(ledger.take({0x10000}, kAllKinds & ~kind_bit(static_cast<MemoryKind>(kind))).status, AllocLedger::Take::wrong_kind);
+    EXPECT_EQ(ledger.take({0x10000}, kAllKinds).status, AllocLedger::Take::taken) << to_string(static_cast<MemoryKind>(kind));
+  }
 }
 
 TEST(AllocLedger, ABlockNamedByAGraphStaysUntilTheLastReferenceGoes) {
@@ -69,23 +87,23 @@ TEST(AllocLedger, ABlockNamedByAGraphStaysUntilTheLastReferenceGoes) {
     const std::uint64_t generation = add(ledger, 0x40000, bytes);
     ledger.add_graph_ref({0x40000 + 7});
     ledger.add_graph_ref({0x40000});
-    EXPECT_EQ(ledger.take({0x40000}, kAnyKind).status, AllocLedger::Take::named_by_graph);
+    EXPECT_EQ(ledger.take({0x40000}, kAllKinds).status, AllocLedger::Take::named_by_graph);
     ledger.drop_graph_ref({0x40000}, generation);
-    EXPECT_EQ(ledger.take({0x40000}, kAnyKind).status, AllocLedger::Take::named_by_graph);
+    EXPECT_EQ(ledger.take({0x40000}, kAllKinds).status, AllocLedger::Take::named_by_graph);
     ledger.drop_graph_ref({0x40000}, generation);
-    EXPECT_EQ(ledger.take({0x40000}, kAnyKind).status, AllocLedger::Take::taken);
+    EXPECT_EQ(ledger.take({0x40000}, kAllKinds).status, AllocLedger::Take::taken);
   }
 }
 
 TEST(AllocLedger, AReferenceOfAnEarlierBlockAtTheAddressIsIgnored) {
   AllocLedger ledger;
   const std::uint64_t first = add(ledger, 0x10000, 256);
-  ASSERT_EQ(ledger.take({0x10000}, kAnyKind).status, AllocLedger::Take::taken);
+  ASSERT_EQ(ledger.take({0x10000}, kAllKinds).status, AllocLedger::Take::taken);
   const std::uint64_t second = add(ledger, 0x10000, 256);
   EXPECT_NE(first, second);
   ledger.add_graph_ref({0x10000});
   ledger.drop_graph_ref({0x10000}, first);
-  EXPECT_EQ(ledger.take({0x10000}, kAnyKind).status, AllocLedger::Take::named_by_graph);
+  EXPECT_EQ(ledger.take({0x10000}, kAllKinds).status, AllocLedger::Take::named_by_graph);
 }
 
 TEST(AllocLedger, OnlyLiveKindsCount) {
@@ -104,10 +122,10 @@ TEST(AllocLedger, PeakIsExactForOneThread) {
   AllocLedger ledger;
   add(ledger, 0x10000, 256);
   add(ledger, 0x20000, 512);
-  ledger.take({0x10000}, kAnyKind);
+  ledger.take({0x10000}, kAllKinds);
   EXPECT_EQ(ledger.peak_bytes(), 768u);
   add(ledger, 0x100000, 5 * kPage);
-  ledger.take({0x100000}, kAnyKind);
+  ledger.take({0x100000}, kAllKinds);
   EXPECT_EQ(ledger.peak_bytes(), 512u + 5 * kPage);
   add(ledger, 0x10000, 256);
   EXPECT_EQ(ledger.peak_bytes(), 512u + 5 * kPage);
@@ -145,7 +163,7 @@ TEST(AllocLedger, AgreesWithAnOrderedMap) {
       model_bytes += bytes;
     } else {
       auto victim = std::next(model.begin(), static_cast<std::ptrdiff_t>(random() % model.size()));
-      ASSERT_EQ(ledger.take({victim->first}, kAnyKind).status, AllocLedger::Take::taken);
+      ASSERT_EQ(ledger.take({victim->first}, kAllKinds).status, AllocLedger::Take::taken);
       model_bytes -= victim->second;
       model.erase(victim);
     }
@@ -172,7 +190,7 @@ TEST(AllocLedger, ThreadsBalance) {
         add(ledger, base, i % 2 == 0 ? 256 : 2 * kPage);
         if (!ledger.add_graph_ref({base})) std::abort();
         ledger.drop_graph_ref({base}, ledger.find({base})->generation);
-        if (ledger.take({base}, kAnyKind).status != AllocLedger::Take::taken) std::abort();
+        if (ledger.take({base}, kAllKinds).status != AllocLedger::Take::taken) std::abort();
       }
     });
   }
@@ -190,7 +208,7 @@ TEST(AllocLedger, ChecksGoOnWhileBlocksComeAndGo) {
   std::thread churn([&] {
     for (std::uint64_t bytes = 1; !stop; bytes = bytes % 256 + 1) {
       add(ledger, 0x10100, bytes);
-      ledger.take({0x10100}, kAnyKind);
+      ledger.take({0x10100}, kAllKinds);
     }
   });
   for (int i = 0; i < 20'000; ++i) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rules that live in the face and that no broken backend could show: what is asked of a driver, in which order, and what is made of its
-// answers. The backend here is the host's with hooks that a test can take over.
+// Rules that live in the face and that no broken backend could show: what is asked of a driver, in which order, and what is made of
+// its answers. The backend here is the host's with hooks that a test can take over.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
 
 #include "backends/host/host_backend.h"
+#include "core/face_state.h"
 #include "two_backends.h"
 
 namespace metrale {
@@ -34,6 +35,8 @@ class Scripted : public host::HostBackend {
   std::function<Result<NativeGraph>(NativeGraph)> on_end_capture;
   std::function<std::vector<DevicePtr>()> graph_addresses;
   std::function<Result<>()> on_unload;
+  std::function<Result<>()> on_host_alias, on_free_pinned, on_unregister;
+  std::function<Result<>()> on_record_event, on_destroy_event;
   std::atomic<int> num_alloc{0}, num_free{0}, num_sync{0}, num_sm_count{0};
   std::vector<bool> batches_capturing;
 
@@ -79,6 +82,26 @@ class Scripted : public host::HostBackend {
   Result<std::uint32_t> do_sm_count() override {
     ++num_sm_count;
     return HostBackend::do_sm_count();
+  }
+  Result<DevicePtr> do_host_alias(void* ptr) override {
+    if (on_host_alias) METRALE_TRY(on_host_alias());
+    return HostBackend::do_host_alias(ptr);
+  }
+  Result<> do_free_pinned(void* ptr, std::uint64_t bytes) override {
+    METRALE_TRY(HostBackend::do_free_pinned(ptr, bytes));
+    return on_free_pinned ? on_free_pinned() : Result<>();
+  }
+  Result<> do_unregister_host(void* ptr, std::uint64_t bytes) override {
+    METRALE_TRY(HostBackend::do_unregister_host(ptr, bytes));
+    return on_unregister ? on_unregister() : Result<>();
+  }
+  Result<> do_record_event(NativeEvent event, NativeStream stream) override {
+    if (on_record_event) METRALE_TRY(on_record_event());
+    return HostBackend::do_record_event(event, stream);
+  }
+  Result<> do_destroy_event(NativeEvent event) override {
+    METRALE_TRY(HostBackend::do_destroy_event(event));
+    return on_destroy_event ? on_destroy_event() : Result<>();
   }
   Result<> do_unload_modules() override { return on_unload ? on_unload() : HostBackend::do_unload_modules(); }
 };
@@ -173,6 +196,67 @@ TEST_F(FacePolicyTest, AGuardBandThatCannotBeFilledGivesTheBlockBack) {
   EXPECT_EQ(b_->live_bytes(), 0u);
   b_->on_memset = nullptr;
   EXPECT_EQ(b_->scan_redzones().value(), 0u);
+}
+
+// ---- a failure whose clean-up fails too: the caller is told the first, with the second as a note ----
+
+Result<> no_alias() { return Error(Errc::unsupported, "no alias for this"); }
+Result<> stuck() { return Error(Errc::internal, "it does not come back"); }
+
+template <class T>
+void expect_first_and_note(const Result<T>& result, Errc code, std::string_view message) {
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code(), code);
+  EXPECT_EQ(result.error().message(), message);
+  ASSERT_FALSE(result.error().notes().empty());
+  EXPECT_NE(result.error().notes().back().find("it does not come back"), std::string::npos) << result.error().to_string();
+}
+
+TEST_F(FacePolicyTest, AGuardBandThatCannotBeFilledIsToldBeforeABlockThatIsNotGivenBack) {
+  host::Options options;
+  options.face.redzone_bytes = 64;
+  b_ = Scripted::make_one(options);
+  b_->on_memset = []() -> Result<> { return Error(Errc::io, "no fill today"); };
+  b_->on_free = stuck;
+  expect_first_and_note(b_->alloc(100), Errc::io, "no fill today");
+  EXPECT_EQ(b_->live_bytes(), 0u);
+}
+
+TEST_F(FacePolicyTest, PinnedMemoryWithoutAliasIsToldBeforeMemoryThatIsNotGivenBack) {
+  b_->on_host_alias = no_alias;
+  b_->on_free_pinned = stuck;
+  expect_first_and_note(b_->alloc_host_pinned(64), Errc::unsupported, "no alias for this");
+}
+
+TEST_F(FacePolicyTest, RegisteredMemoryWithoutAliasIsToldBeforeARegistrationThatIsNotGivenBack) {
+  std::vector<std::byte> memory(64);
+  b_->on_host_alias = no_alias;
+  b_->on_unregister = stuck;
+  expect_first_and_note(b_->register_host(memory), Errc::unsupported, "no alias for this");
+  b_->on_host_alias = nullptr;
+  b_->on_unregister = nullptr;
+  ASSERT_OK(b_->register_host(memory));
+}
+
+TEST_F(FacePolicyTest, PoolOrderThatFailsIsToldBeforeAnEventThatIsNotGivenBack) {
+  b_->on_record_event = []() -> Result<> { return Error(Errc::io, "not recorded"); };
+  b_->on_destroy_event = stuck;
+  detail::FaceState face(*b_, {});
+  const NativeStream stream{b_->native_stream(b_->default_stream()).value()};
+  expect_first_and_note(face.pool_driver().order_after(stream, stream), Errc::io, "not recorded");
+  b_->on_record_event = nullptr;
+  EXPECT_ERRC(face.pool_driver().order_after(stream, stream), Errc::internal);
+  b_->on_destroy_event = nullptr;
+  EXPECT_TRUE(face.pool_driver().order_after(stream, stream).has_value());
+}
+
+TEST_F(FacePolicyTest, ADeviceLostWhileCleaningUpIsLatchedAllTheSame) {
+  b_->on_host_alias = no_alias;
+  b_->on_free_pinned = []() -> Result<> { return Error(Errc::device_lost, "it does not come back"); };
+  expect_first_and_note(b_->alloc_host_pinned(64), Errc::unsupported, "no alias for this");
+  const auto health = b_->health();
+  ASSERT_FALSE(health);
+  EXPECT_NE(health.error().message().find("it does not come back"), std::string::npos);
 }
 
 TEST_F(FacePolicyTest, FailuresOfHooksCarryTheCallersLine) {

@@ -75,6 +75,21 @@ TEST_F(OpCacheKernelTest, ForgottenKernelsAreLookedUpAfresh) {
   EXPECT_EQ(control_.lookups().size(), 2u);
 }
 
+TEST_F(OpCacheKernelTest, ALookUpAcrossAForgettingIsNotRemembered) {
+  struct Forgets : Observer {
+    explicit Forgets(OpCache& c) : cache(c) {}
+    void on_op(const OpRecord& record) noexcept override {
+      if (record.op == Op::kernel) cache.forget_kernels();
+    }
+    OpCache& cache;
+  } forgets(cache_);
+  backend_->attach(forgets);
+  ASSERT_OK(cache_.kernel("gemm", "bf16"));
+  backend_->detach(forgets);
+  ASSERT_OK(cache_.kernel("gemm", "bf16"));
+  EXPECT_EQ(control_.lookups().size(), 2u) << "the handle may be of modules that were unloaded since";
+}
+
 // ---- scratch ----
 
 class OpCacheTest : public test::OnBothBackends {
