@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a backend implements: mechanism, and nothing else. `GpuBackend` has checked the arguments, the capture rules, the ledger and the
-// health of the device before a hook runs; a hook does the work and reports what its driver said. Each default answers `unsupported`,
-// so a new backend compiles at once and grows hook by hook (docs/adding-a-backend.md). Hooks are called from any thread, several at a
-// time, unless a line says otherwise. A hook that returns `device_lost` latches the fault: no further hook runs but those that release.
+// What a backend implements: mechanism, and nothing else. `GpuBackend` has checked the arguments, the capture rules, the ledger and
+// the health of the device before a hook runs; a hook does the work and reports what its driver said. Each default answers
+// `unsupported`, so a new backend compiles at once and grows hook by hook (docs/adding-a-backend.md). Hooks are called from any
+// thread, several at a time, unless a line says otherwise. A hook that returns `device_lost` latches the fault: no further hook
+// runs but those that release.
 #pragma once
 
 #include <chrono>
@@ -103,7 +104,8 @@ class BackendHooks {
   // ---- memory ----
   /// `kind` is device, managed or arena. Aligned to kDeviceAlignment; contents unspecified, and not zero where that is cheap.
   virtual Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind);
-  /// The block leaves the device only after all work enqueued before this call; waits by event or defers, never for the whole context.
+  /// The block leaves the device only after all work enqueued before this call;
+  /// waits by event or defers, never for the whole context.
   virtual Result<> do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind);
   /// Page-locked where the device can, aligned to kPinnedAlignment; the face zeroes it.
   virtual Result<void*> do_alloc_pinned(std::uint64_t bytes);
@@ -119,8 +121,8 @@ class BackendHooks {
   virtual bool do_packs_small_allocations() const noexcept { return false; }
 
   // ---- copies and fills; the blocking forms have correct defaults made of the others ----
-  /// Enqueues. `retained`: the caller keeps `src` unchanged until the stream's next synchronisation. Otherwise `src` may be reused at
-  /// return, so a backend whose copy runs later stages it; on a capturing stream the graph keeps the bytes.
+  /// Enqueues. `retained`: the caller keeps `src` unchanged until the stream's next synchronisation. Otherwise `src` may be reused
+  /// at return, so a backend whose copy runs later stages it; on a capturing stream the graph keeps the bytes.
   virtual Result<> do_copy_h2d_async(DevicePtr dst, const void* src, std::uint64_t bytes, NativeStream stream, bool retained);
   virtual Result<> do_copy_d2h_async(void* dst, DevicePtr src, std::uint64_t bytes, NativeStream stream);
   virtual Result<> do_copy_d2d_async(DevicePtr dst, DevicePtr src, std::uint64_t bytes, NativeStream stream);

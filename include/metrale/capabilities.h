@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a backend can do, told beforehand. A call whose capability is absent answers `unsupported` with the reason given here, and does
-// nothing. A value; fixed for the life of a backend, any thread.
+// What a backend can do, told beforehand. A call whose capability is absent answers `unsupported` with the reason given here, and
+// does nothing. A value; fixed for the life of a backend, any thread.
 #pragma once
 
 #include <array>

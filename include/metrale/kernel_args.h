@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arguments of a kernel launch. A `KernelArg` is 16 bytes, owns nothing and never touches the heap: device addresses and scalars of up
-// to eight bytes lie inside it, larger structs are referred to. It is read during the launch call only.
+// Arguments of a kernel launch. A `KernelArg` is 16 bytes, owns nothing and never touches the heap: device addresses and scalars of
+// up to eight bytes lie inside it, larger structs are referred to. It is read during the launch call only.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class KernelArg {
     return arg;
   }
 
-  /// A by-value argument at its full size. Of more than eight bytes only the address is kept: `value` must live until the launch call
-  /// returns.
+  /// A by-value argument at its full size. Of more than eight bytes only the address is kept:
+  /// `value` must live until the launch call returns.
   static KernelArg bytes(std::span<const std::byte> value) noexcept {
     KernelArg arg;
     arg.size_bytes_ = static_cast<std::uint32_t>(value.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels by (module, function): what a kernel publishes about itself, the globals of modules, and the audit of look-ups that failed.
-// Facts and audit entries are values; the registry belongs to its backend. Any thread.
+// Kernels by (module, function): what a kernel publishes about itself, the globals of modules, and the audit of look-ups that
+// failed. Facts and audit entries are values; the registry belongs to its backend. Any thread.
 #pragma once
 
 #include <cstdint>

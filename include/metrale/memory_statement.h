@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A statement of account for a backend's memory: what is held, what of it is explained, and the rest under its own name. A snapshot;
-// taking it allocates nothing on the device. Any thread.
+// A statement of account for a backend's memory: what is held, what of it is explained, and the rest under its own name. A
+// snapshot; taking it allocates nothing on the device. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct MemoryStatement {
   /// What is held in all: used memory of a discrete device, resident memory of this process where the device shares the host's.
   std::uint64_t held_bytes = 0;
   std::string held_by;  ///< Whose figure that is.
-  /// held - explained: contexts, modules, other processes on a discrete device; code, heap and stacks on a shared one, less blocks that
-  /// were never touched, so it may be negative there.
+  /// held - explained: contexts, modules, other processes on a discrete device; code, heap and stacks on a shared one, less blocks
+  /// that were never touched, so it may be negative there.
   std::int64_t residual_bytes = 0;
   std::string residual_means;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Observers see every operation of a backend as a small record, after it was accepted or refused. With none attached an operation pays
-// one relaxed load. The flight recorder keeps the last operations for the report of a fault. Attaching and detaching is for any thread;
-// `on_op` is called from the thread that made the call, from several at once, and must not call the backend.
+// Observers see every operation of a backend as a small record, after it was accepted or refused. With none attached an operation
+// pays one relaxed load. The flight recorder keeps the last operations for the report of a fault. Attaching and detaching is for
+// any thread; `on_op` is called from the thread that made the call, from several at once, and must not call the backend.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OwnerScope: whose memory it is. Blocks that this thread allocates while a scope is open carry its label on the ledger, so a report can
-// say "kv cache" where a call site would only say which line. Scopes nest, the innermost counts; one thread each.
+// OwnerScope: whose memory it is. Blocks that this thread allocates while a scope is open carry its label on the ledger, so a
+// report can say "kv cache" where a call site would only say which line. Scopes nest, the innermost counts; one thread each.
 #pragma once
 
 #include <string_view>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The open captures of one backend: who holds them, which streams and events take part, what memory they name. The guard's questions are
-// answered from here; with no capture open each costs one load. Any thread.
+// The open captures of one backend: who holds them, which streams and events take part, what memory they name. The guard's
+// questions are answered from here; with no capture open each costs one load. Any thread.
 #pragma once
 
 #include <atomic>

@@ -9,8 +9,8 @@
 namespace metrale::detail {
 namespace {
 
-// The registry names devices, it owns nothing of them. A tripped latch is kept for good: a lost device stays lost for the process, also
-// after the last backend on it is gone.
+// The registry names devices, it owns nothing of them. A tripped latch is kept for good: a lost device stays lost for the process,
+// also after the last backend on it is gone.
 struct LatchRegistry {
   std::mutex mutex;
   std::unordered_map<std::string, std::weak_ptr<FaultLatch>> known;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fault latch of one device in this process: the first reason wins and stays. Backends on the same device share one latch. Any thread.
+// The fault latch of one device in this process: the first reason wins and stays. Backends on the same device share one latch.
+// Any thread.
 #pragma once
 
 #include <atomic>

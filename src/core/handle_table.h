@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HandleTable: issues the handles of one kind of object and finds the object behind one without a lock. A handle is
-// [owner:16][generation:24][slot + 1:24], so a stale handle and one of another backend are told from a live one. Objects are made once a
-// slot and reused; a caller that races a destroy with a use sees a reset object, never freed memory. Any thread.
+// [owner:16][generation:24][slot + 1:24], so a stale handle and one of another backend are told from a live one. Objects are made
+// once a slot and reused; a caller that races a destroy with a use sees a reset object, never freed memory. Any thread.
 #pragma once
 
 #include <array>

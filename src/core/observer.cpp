@@ -26,8 +26,9 @@ std::string OpRecord::to_string() const {
   return text;
 }
 
-// A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read with
-// acquire: a reader that met one word of a later record therefore also sees that record's odd sequence, and drops what it read.
+// A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read
+// with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence,
+// and drops what it read.
 void FlightRecorder::on_op(const OpRecord& record) noexcept {
   const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slots_[index % kCapacity];

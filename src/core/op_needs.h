@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which capabilities each operation needs. The face asks before it looks at handles, so that a call whose capability is absent answers
-// `unsupported` and nothing else. Operations that release need none: they have nothing to release then.
+// Which capabilities each operation needs. The face asks before it looks at handles, so that a call whose capability is absent
+// answers `unsupported` and nothing else. Operations that release need none: they have nothing to release then.
 #pragma once
 
 #include <array>

@@ -50,7 +50,8 @@ Result<DevicePtr> StreamPool::take(std::uint64_t bytes, NativeStream stream, Poo
   if (const auto ptr = take_from_others(size_class, stream, lists, false)) return *ptr;
   Result<DevicePtr> grown = grow(size_class);
   if (grown || grown.error().code() != Errc::out_of_memory) return grown;
-  // The device is full. Another stream's block, behind its work, before trim: what trim gives back is not there until that work is done.
+  // The device is full. Another stream's block, behind its work, before trim:
+  // what trim gives back is not there until that work is done.
   if (const auto ptr = take_from_others(size_class, stream, lists, true)) return *ptr;
   trim();
   return grow(size_class);

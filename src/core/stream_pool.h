@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The stream-ordered pool behind alloc_async and free_async. Memory comes from the driver in slabs of one size class and goes round in
-// free lists, one set for each stream: a block freed on a stream is reused there at once, since stream order protects it, and on another
-// stream only when the first has passed, or behind an event if the device is full. Any thread; streams do not contend with each other.
+// The stream-ordered pool behind alloc_async and free_async. Memory comes from the driver in slabs of one size class and goes round
+// in free lists, one set for each stream: a block freed on a stream is reused there at once, since stream order protects it, and on
+// another stream only when the first has passed, or behind an event if the device is full. Any thread;
+// streams do not contend with each other.
 #pragma once
 
 #include <array>

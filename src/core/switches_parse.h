@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How switches are read: a pure function of a look-up, so that tests need no environment, and the set-once cell behind the switches a
-// program may publish.
+// How switches are read: a pure function of a look-up, so that tests need no environment, and the set-once cell behind the switches
+// a program may publish.
 #pragma once
 
 #include <atomic>

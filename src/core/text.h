@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Putting names from untrusted files into one-line messages, and walling off exceptions of the standard library. Pure functions, for
-// any thread.
+// Putting names from untrusted files into one-line messages, and walling off exceptions of the standard library. Pure functions,
+// for any thread.
 #pragma once
 
 #include <exception>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a kernel is on the host backend: a C++ function that runs one block of a grid. The backend calls it once for every block, from
-// several worker threads at a time and in no order; the function loops over the block's threads itself, so there is no barrier inside
-// a block. Kernels know raw pointers and sizes only. A `HostKernel` is a plain description; a registered one is never changed.
+// What a kernel is on the host backend: a C++ function that runs one block of a grid. The backend calls it once for every block,
+// from several worker threads at a time and in no order; the function loops over the block's threads itself, so there is no barrier
+// inside a block. Kernels know raw pointers and sizes only. A `HostKernel` is a plain description;
+// a registered one is never changed.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels that metrale brings for the host backend: matrix products and what the reference decoders need beside them. Tables are
-// static; any thread.
+// The kernels that metrale brings for the host backend: matrix products and what the reference decoders need beside them. Tables
+// are static; any thread.
 #pragma once
 
 #include <span>

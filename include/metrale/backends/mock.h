@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mock backend, for tests without a device. Copies, fills, streams, events and graphs are real, on fake device addresses; kernels
-// resolve and are recorded but compute nothing. What reached the device is recorded and counted, any call can be made to fail, and
-// asynchronous work can be held back until a synchronisation, which exposes sources that were dropped or changed too early.
-// `MockControl` belongs to its backend; any thread may use it.
+// The mock backend, for tests without a device. Copies, fills, streams, events and graphs are real, on fake device addresses;
+// kernels resolve and are recorded but compute nothing. What reached the device is recorded and counted, any call can be made to
+// fail, and asynchronous work can be held back until a synchronisation, which exposes sources that were dropped or changed too
+// early. `MockControl` belongs to its backend; any thread may use it.
 #pragma once
 
 #include <cstddef>
@@ -155,12 +155,13 @@ class MockControl {
   /// Every later call fails with device_lost and `reason`.
   void lose_device(std::string_view reason);
 
-  /// On: work enqueued from now on runs at the next synchronisation of its stream (synchronize, a blocking call, event_synchronize, or
-  /// a query, which sets it going and does not wait), or when another stream that was synchronised waits for it by event. Copies that
-  /// promise to take their source during the call still do.
+  /// On: work enqueued from now on runs at the next synchronisation of its stream (synchronize, a blocking call, event_synchronize,
+  /// or a query, which sets it going and does not wait), or when another stream that was synchronised waits for it by event. Copies
+  /// that promise to take their source during the call still do.
   void defer_copies(bool on);
 
-  /// The host memory behind a device address, interior addresses included; null when there is none. For tests that look or scribble.
+  /// The host memory behind a device address, interior addresses included; null when there is none.
+  /// For tests that look or scribble.
   std::byte* host_view(DevicePtr ptr) const;
 
  private:

@@ -170,8 +170,8 @@ void Device::after_current_work(std::function<void()> release) {
 
 void Device::reap() noexcept {
   if (num_waiting_.load(std::memory_order_acquire) == 0) return;
-  // One pass over what waits now: another thread that goes on adding must not keep this one from the work of its stream. A list, since
-  // moving its nodes cannot fail.
+  // One pass over what waits now: another thread that goes on adding must not keep this one from the work of its stream. A list,
+  // since moving its nodes cannot fail.
   std::list<Waiting> due;
   {
     std::lock_guard lock(mutex_);

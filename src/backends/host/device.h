@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The machinery behind a host backend: workers, the team of helpers, streams, events, open captures, the fault, and what is released
-// once work in flight has passed. It knows addresses, not policy. Any thread.
+// The machinery behind a host backend: workers, the team of helpers, streams, events, open captures, the fault, and what is
+// released once work in flight has passed. It knows addresses, not policy. Any thread.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An event: a mark in the work of a stream, as the ticket that must be done. A timed one also keeps the time at which its stream came
-// to the mark. Events are kept after destruction and used again, so stamps that come late find a live object. Any thread.
+// An event: a mark in the work of a stream, as the ticket that must be done. A timed one also keeps the time at which its stream
+// came to the mark. Events are kept after destruction and used again, so stamps that come late find a live object. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Captures and graphs. A capture is one WorkBuffer for all of its streams, in the order of the calls, which respects every event wait
-// inside, so replaying it front to back is a correct order. Each stream that takes part keeps a clock: how much work of every other part
-// it has waited for; the end compares the origin's clock with what the joined streams recorded.
+// Captures and graphs. A capture is one WorkBuffer for all of its streams, in the order of the calls, which respects every event
+// wait inside, so replaying it front to back is a correct order. Each stream that takes part keeps a clock: how much work of every
+// other part it has waited for; the end compares the origin's clock with what the joined streams recorded.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostBackend: the hooks of the host backend over a `Device`. Not final: the mock and test doubles derive from it and call its hooks.
+// HostBackend: the hooks of the host backend over a `Device`.
+// Not final: the mock and test doubles derive from it and call its hooks.
 #pragma once
 
 #include <memory>

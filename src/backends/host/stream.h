@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream: a queue of work, run in order by one worker at a time. Producers append to one buffer while the worker walks another, and the
-// two change places when the worker has finished. Short work on an idle stream runs at once in the thread that enqueues it. A destroyed
-// stream is kept and used again once it is idle, so that its address and its tickets stay valid for events. Any thread.
+// A stream: a queue of work, run in order by one worker at a time. Producers append to one buffer while the worker walks another,
+// and the two change places when the worker has finished. Short work on an idle stream runs at once in the thread that enqueues it.
+// A destroyed stream is kept and used again once it is idle, so that its address and its tickets stay valid for events. Any thread.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Enqueues work: `append(WorkBuffer&)` adds one record; where `may_run_now` and the stream is idle, `run()` does the work instead.
-  /// On a capturing stream the record goes to the capture. Returns the ticket of the work; 0 when captured.
+  /// Enqueues work: `append(WorkBuffer&)` adds one record; where `may_run_now` and the stream is idle, `run()` does the work
+  /// instead. On a capturing stream the record goes to the capture. Returns the ticket of the work; 0 when captured.
   template <class Run, class Append>
   Result<Ticket> submit(bool may_run_now, Run&& run, Append&& append);
   /// As above, for work that never runs in the caller.

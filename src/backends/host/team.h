@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The helpers that share the blocks of a grid with the thread of its stream. The team serves one grid at a time; a stream that finds it
-// taken runs its grid alone, so no grid ever waits for another. Between grids helpers spin briefly and then sleep.
+// The helpers that share the blocks of a grid with the thread of its stream. The team serves one grid at a time; a stream that
+// finds it taken runs its grid alone, so no grid ever waits for another. Between grids helpers spin briefly and then sleep.
 #pragma once
 
 #include <atomic>
@@ -49,8 +49,9 @@ class Team {
   std::vector<std::thread> helpers_;
   std::atomic<std::uint32_t> num_running_{0};
 
-  // A helper enters by raising `inside_` and then finding the epoch unchanged and odd; the leader closes by making the epoch even and
-  // then waits for `inside_` to fall to 0. Both sides write before they read, so either the helper sees the close or the leader sees it.
+  // A helper enters by raising `inside_` and then finding the epoch unchanged and odd; the leader closes by making the epoch even
+  // and then waits for `inside_` to fall to 0. Both sides write before they read,
+  // so either the helper sees the close or the leader sees it.
   alignas(64) std::atomic<bool> taken_{false};
   Job job_;
   alignas(64) std::atomic<std::uint64_t> epoch_{0};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a stream does, as records in memory: a queue and a graph are the same thing, a WorkBuffer, so that replaying a graph is a walk
-// over bytes that were laid out once. A record is a `Work` header, the fields of its kind, and a payload behind them. One thread at a
-// time.
+// What a stream does, as records in memory: a queue and a graph are the same thing, a WorkBuffer, so that replaying a graph is a
+// walk over bytes that were laid out once. A record is a `Work` header, the fields of its kind, and a payload behind them. One
+// thread at a time.
 #pragma once
 
 #include <cstddef>

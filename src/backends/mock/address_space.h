@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mock's device addresses and the host memory behind them. Addresses ascend and are never used twice, so a stale one is found out.
-// It owns no memory. Any thread.
+// The mock's device addresses and the host memory behind them. Addresses ascend and are never used twice, so a stale one is found
+// out. It owns no memory. Any thread.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MockBackend: the host backend's streams, events, graphs and copies on fake addresses, with a control that records, counts and fails
-// calls at the entry of each hook.
+// MockBackend: the host backend's streams, events, graphs and copies on fake addresses, with a control that records, counts and
+// fails calls at the entry of each hook.
 #pragma once
 
 #include <memory>

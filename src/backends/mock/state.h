@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a mock knows: counters, records, armed failures, kernels and its memory. Counting is a relaxed add on the thread's own line, and
-// nothing else happens on a mock that neither records nor fails.
+// What a mock knows: counters, records, armed failures, kernels and its memory. Counting is a relaxed add on the thread's own line,
+// and nothing else happens on a mock that neither records nor fails.
 #pragma once
 
 #include <array>
