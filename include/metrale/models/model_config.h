@@ -27,6 +27,8 @@ struct ModelLimits {
   static constexpr std::uint32_t kHeadDim = 1U << 14;
   static constexpr std::uint32_t kProjection = 1U << 24;  ///< heads x head_dim
   static constexpr std::uint32_t kConvKernel = 64;
+  static constexpr std::uint32_t kLinearHeadDim = 1024;
+  static constexpr std::uint32_t kLinearState = 1U << 26;  ///< Numbers in a layer's recurrent state: key_head_dim x value_dim.
   static constexpr std::uint32_t kPositions = 0x7fff'ffff;
   static constexpr std::uint64_t kParameters = std::uint64_t{1} << 48;
   static constexpr std::uint64_t kConfigBytes = std::uint64_t{4} << 20;  ///< Longest config.json.

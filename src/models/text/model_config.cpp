@@ -83,12 +83,12 @@ Result<> check(const ModelConfig& config, const ConfigNames& names) {
     if (linear.num_value_heads % linear.num_key_heads != 0)
       return refuse(names.linear_num_value_heads, linear.num_value_heads,
                     fmt::format("it must be a multiple of the {} key heads", linear.num_key_heads));
-    if (std::uint64_t{linear.num_key_heads} * linear.key_head_dim > ModelLimits::kProjection)
-      return refuse(names.linear_key_head_dim, linear.key_head_dim,
-                    fmt::format("{} heads of this size exceed {}", linear.num_key_heads, ModelLimits::kProjection));
-    if (std::uint64_t{linear.num_value_heads} * linear.value_head_dim > ModelLimits::kProjection)
+    // Head sizes are bounded such that no projection exceeds kProjection.
+    static_assert(std::uint64_t{ModelLimits::kHeads} * ModelLimits::kLinearHeadDim <= ModelLimits::kProjection);
+    if (std::uint64_t{linear.key_head_dim} * linear.value_dim() > ModelLimits::kLinearState)
       return refuse(names.linear_value_head_dim, linear.value_head_dim,
-                    fmt::format("{} heads of this size exceed {}", linear.num_value_heads, ModelLimits::kProjection));
+                    fmt::format("{} heads of this size over keys of {} make a state of more than {} numbers",
+                                linear.num_value_heads, linear.key_head_dim, ModelLimits::kLinearState));
   }
   if (const std::uint64_t parameters = config.num_parameters(); parameters > ModelLimits::kParameters)
     return Error(Errc::bad_format, fmt::format("{}: its shapes make {} parameters; at most {} are believed", names.file, parameters,

@@ -20,7 +20,6 @@ struct ConfigNames {
   std::string_view rope_factor;
   std::string_view layer_types;
   std::string_view linear_num_value_heads;
-  std::string_view linear_key_head_dim;
   std::string_view linear_value_head_dim;
   std::string_view eos_token_id;
 };

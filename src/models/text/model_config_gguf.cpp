@@ -94,13 +94,13 @@ Result<> read_hybrid(const Keys& keys, const GgufMetadata& metadata, ModelConfig
     }
   }
   config.linear.conv_kernel = METRALE_TRY(keys.count("ssm.conv_kernel", 2, Max::kConvKernel));
-  config.linear.key_head_dim = METRALE_TRY(keys.count("ssm.state_size", 1, Max::kHeadDim));
+  config.linear.key_head_dim = METRALE_TRY(keys.count("ssm.state_size", 1, Max::kLinearHeadDim));
   config.linear.num_key_heads = METRALE_TRY(keys.count("ssm.group_count", 1, Max::kHeads));
   config.linear.num_value_heads = METRALE_TRY(keys.count("ssm.time_step_rank", 1, Max::kHeads));
   const std::uint32_t inner = METRALE_TRY(keys.count("ssm.inner_size", 1, Max::kProjection));
-  if (inner % config.linear.num_value_heads != 0 || inner / config.linear.num_value_heads > Max::kHeadDim)
+  if (inner % config.linear.num_value_heads != 0 || inner / config.linear.num_value_heads > Max::kLinearHeadDim)
     return keys.refuse("ssm.inner_size", inner,
-                       fmt::format("{} value heads of at most {} are needed", config.linear.num_value_heads, Max::kHeadDim));
+                       fmt::format("{} value heads of at most {} are needed", config.linear.num_value_heads, Max::kLinearHeadDim));
   config.linear.value_head_dim = inner / config.linear.num_value_heads;
   return {};
 }
@@ -168,7 +168,6 @@ Result<ModelConfig> read(const GgufHeader& header, std::string_view file) {
   const std::string factor = keys.name("rope.scaling.factor");
   const std::string layers = keys.name("attention.recurrent_layers");
   const std::string value_heads = keys.name("ssm.time_step_rank");
-  const std::string key_dim = keys.name("ssm.state_size");
   const std::string value_dim = keys.name("ssm.inner_size");
   METRALE_TRY(text::check(config, {.file = file,
                                    .num_kv_heads = kv_heads,
@@ -179,7 +178,6 @@ Result<ModelConfig> read(const GgufHeader& header, std::string_view file) {
                                    .rope_factor = factor,
                                    .layer_types = layers,
                                    .linear_num_value_heads = value_heads,
-                                   .linear_key_head_dim = key_dim,
                                    .linear_value_head_dim = value_dim,
                                    .eos_token_id = "tokenizer.ggml.eos_token_id"}));
   return config;

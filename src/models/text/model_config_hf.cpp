@@ -52,31 +52,45 @@ Result<> read_llama3_scaling(const JsonNode& node, RopeConfig& rope) {
   return {};
 }
 
+// What an object says about rotary embedding; what it leaves out stays as it is.
+Result<> read_rope_object(const JsonNode& node, RopeConfig& rope, double& rotated) {
+  METRALE_TRY(node.require_object());
+  rope.theta = METRALE_TRY(node.number_or("rope_theta", rope.theta));
+  rotated = METRALE_TRY(node.number_or("partial_rotary_factor", rotated));
+  const auto named = node.find("rope_type");
+  const auto type = named ? named : node.find("type");
+  if (!type) return {};
+  const std::string_view scaling = METRALE_TRY(type->string());
+  if (scaling == "llama3") return read_llama3_scaling(node, rope);
+  if (scaling == "linear") {
+    rope.scaling = RopeScaling::linear;
+    rope.factor = METRALE_TRY(node.number_of("factor"));
+    return {};
+  }
+  // Sections of positions for pictures and film: with text all positions are equal, which makes it the plain form.
+  if (scaling != "default" && scaling != "mrope")
+    return type->error(Errc::unsupported, "metrale knows the rotary scalings default, linear and llama3");
+  rope.scaling = RopeScaling::none;
+  return {};
+}
+
+bool same_scaling(const RopeConfig& a, const RopeConfig& b) noexcept {
+  return a.scaling == b.scaling && a.factor == b.factor && a.low_freq_factor == b.low_freq_factor &&
+         a.high_freq_factor == b.high_freq_factor && a.original_max_position == b.original_max_position;
+}
+
 // Newer configs hold everything in "rope_parameters", older ones in "rope_theta", "rope_scaling" and "partial_rotary_factor".
 Result<> read_rope(const JsonNode& root, ModelConfig& config) {
   RopeConfig& rope = config.rope;
   rope.theta = METRALE_TRY(root.number_or("rope_theta", rope.theta));
   double rotated = METRALE_TRY(root.number_or("partial_rotary_factor", config.family == ModelFamily::qwen3_5 ? 0.25 : 1.0));
-  for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
-    const auto node = root.find(key);
-    if (!node) continue;
-    METRALE_TRY(node->require_object());
-    rope.theta = METRALE_TRY(node->number_or("rope_theta", rope.theta));
-    rotated = METRALE_TRY(node->number_or("partial_rotary_factor", rotated));
-    const auto named = node->find("rope_type");
-    const auto type = named ? named : node->find("type");
-    const std::string_view scaling = type ? METRALE_TRY(type->string()) : "default";
-    if (scaling == "llama3") {
-      METRALE_TRY(read_llama3_scaling(*node, rope));
-    } else if (scaling == "linear") {
-      rope.scaling = RopeScaling::linear;
-      rope.factor = METRALE_TRY(node->number_of("factor"));
-    } else if (scaling == "default" || scaling == "mrope") {
-      // Sections of positions for pictures and film: with text all positions are equal, which makes it the plain form.
-      rope.scaling = RopeScaling::none;
-    } else {
-      return type->error(Errc::unsupported, "metrale knows the rotary scalings default, linear and llama3");
-    }
+  const auto older = root.find("rope_scaling");
+  if (older) METRALE_TRY(read_rope_object(*older, rope, rotated));
+  if (const auto newer = root.find("rope_parameters")) {
+    const RopeConfig before = rope;
+    METRALE_TRY(read_rope_object(*newer, rope, rotated));
+    if (older && !same_scaling(before, rope))
+      return newer->error(Errc::bad_format, "\"rope_scaling\" is there as well and says otherwise; one of them must go");
   }
   if (!(rotated > 0.0) || rotated > 1.0)
     return Error(Errc::bad_format,
@@ -127,8 +141,8 @@ Result<> read_eos(const JsonNode& root, ModelConfig& config) {
 
 Result<> read_linear(const JsonNode& root, ModelConfig& config) {
   config.linear.conv_kernel = METRALE_TRY(root.count_or("linear_conv_kernel_dim", 4, 2, Max::kConvKernel));
-  config.linear.key_head_dim = METRALE_TRY(root.count_or("linear_key_head_dim", 128, 1, Max::kHeadDim));
-  config.linear.value_head_dim = METRALE_TRY(root.count_or("linear_value_head_dim", 128, 1, Max::kHeadDim));
+  config.linear.key_head_dim = METRALE_TRY(root.count_or("linear_key_head_dim", 128, 1, Max::kLinearHeadDim));
+  config.linear.value_head_dim = METRALE_TRY(root.count_or("linear_value_head_dim", 128, 1, Max::kLinearHeadDim));
   config.linear.num_key_heads = METRALE_TRY(root.count("linear_num_key_heads", 1, Max::kHeads));
   config.linear.num_value_heads = METRALE_TRY(root.count("linear_num_value_heads", 1, Max::kHeads));
   return {};
@@ -194,7 +208,6 @@ Result<ModelConfig> read(const JsonNode& document, std::string_view file) {
                                    .rope_factor = "rope_parameters.factor",
                                    .layer_types = "layer_types",
                                    .linear_num_value_heads = "linear_num_value_heads",
-                                   .linear_key_head_dim = "linear_key_head_dim",
                                    .linear_value_head_dim = "linear_value_head_dim",
                                    .eos_token_id = "eos_token_id"}));
   return config;

@@ -191,6 +191,8 @@ INSTANTIATE_TEST_SUITE_P(
            gguf_key("VocabularyBeyond31Bits", llama_gguf, "llama.vocab_size", std::uint64_t{1} << 31, {"2147483648"}),
            gguf_key("EndOutside", llama_gguf, "tokenizer.ggml.eos_token_id", 1024U, {"is 1024"}),
            gguf_key("InnerNoMultiple", hybrid_gguf, "qwen35.ssm.inner_size", 257U, {"is 257", "2 value heads"}),
+           gguf_key("LinearKeyHeadsTooWide", hybrid_gguf, "qwen35.ssm.state_size", 1025U, {"is 1025", "1 to 1024"}),
+           gguf_key("LinearValueHeadsTooWide", hybrid_gguf, "qwen35.ssm.inner_size", 4096U, {"is 4096", "at most 1024"}),
            gguf_key("OnlyFurtherPredictors", hybrid_gguf, "qwen35.nextn_predict_layers", 9U, {"is 9"}),
            gguf_key("RecurrentListTooShort", hybrid_gguf, "qwen35.attention.recurrent_layers", std::vector<bool>{true},
                     {"a list of 1"}),

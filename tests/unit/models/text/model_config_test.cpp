@@ -80,6 +80,19 @@ TEST(ModelConfig, OlderFormsMeanTheSame) {
   EXPECT_EQ(config->eos_ids, (std::vector<std::int32_t>{1, 2}));
 }
 
+TEST(ModelConfig, OlderAndNewerRotaryScalingMayStandTogetherWhenTheyAgree) {
+  Json json = config_of("kjv-llama-2m");
+  json["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  json["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 5000}};
+  const auto config = parsed(json);
+  ASSERT_TRUE(config) << config.error().to_string();
+  EXPECT_EQ(config->rope.theta, 5000.0);
+  EXPECT_EQ(config->rope.scaling, RopeScaling::linear);
+  EXPECT_EQ(config->rope.factor, 2.0);
+  json["rope_parameters"] = {{"rope_theta", 5000}};
+  EXPECT_EQ(parsed(json)->rope.scaling, RopeScaling::linear) << "what names no type says nothing of scaling";
+}
+
 TEST(ModelConfig, LayersFollowTheIntervalWhenTheyAreNotListed) {
   Json json = config_of("kjv-hybrid-4m");
   json.erase("layer_types");
@@ -205,6 +218,10 @@ INSTANTIATE_TEST_SUITE_P(
            key("RopeIsAList", kLlama, "rope_parameters", Json::array(), {"an object"}),
            key("UnknownRope", kLlama, "rope_parameters", {{"rope_type", "yarn"}}, {"yarn"}, Errc::unsupported),
            key("Llama3WithoutFactor", kLlama, "rope_parameters", {{"rope_type", "llama3"}}, {"factor is missing"}),
+           key("OlderAndNewerRopeDisagree", kLlama, "rope_scaling", {{"type", "linear"}, {"factor", 0}},
+               {"rope_parameters", "rope_scaling"}),
+           key("LinearKeyHeadsTooWide", kHybrid, "linear_key_head_dim", 1025, {"is 1025", "1 to 1024"}),
+           key("LinearValueHeadsTooWide", kHybrid, "linear_value_head_dim", 16384, {"is 16384", "1 to 1024"}),
            key("LayerTypesTooShort", kHybrid, "layer_types", Json::array({"full_attention"}), {"an array of 1", "is 8"}),
            key("LayerTypesIsText", kHybrid, "layer_types", "full_attention", {"an array"}),
            key("ConvKernelOne", kHybrid, "linear_conv_kernel_dim", 1, {"is 1", "2 to 64"}),
@@ -281,14 +298,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ModelConfigRefusal,
                                         [](Json& j) { j["linear_num_key_heads"] = 3; },
                                         Errc::bad_format,
                                         {"linear_num_value_heads", "is 2", "multiple of the 3"}},
-                                Refusal{"LinearProjectionTooLarge",
+                                Refusal{"LinearStateTooLarge",
                                         kHybrid,
                                         [](Json& j) {
                                           j["linear_num_value_heads"] = 16384;
-                                          j["linear_value_head_dim"] = 16384;
+                                          j["linear_value_head_dim"] = 1024;
                                         },
                                         Errc::bad_format,
-                                        {"linear_value_head_dim", "16384"}},
+                                        {"linear_value_head_dim", "16384 heads", "67108864"}},
                                 Refusal{"IntervalZero",
                                         kHybrid,
                                         [](Json& j) {
