@@ -14,8 +14,8 @@
 namespace metrale {
 
 struct EvaluateOptions {
-  /// Tokens that are predicted from a common start; a longer text is cut into windows of so many, each without the ones before.
-  /// 0: as many as the decoder has room for.
+  /// A longer text is cut into windows of so many tokens, each without the ones before; a window predicts all its tokens but the
+  /// first. 0: as many as the decoder has room for.
   std::uint64_t window_tokens = 0;
 };
 
@@ -29,8 +29,8 @@ struct Evaluation {
 };
 
 /// Scores `ids` with `decoder`, which has context reserved and no sequence alive.
-/// Errors: invalid_argument (fewer than two ids, a window of fewer than two), internal (logits that are not finite), and those of
-/// `Decoder::append_scores`.
+/// Errors: invalid_argument (fewer than two ids, a window of fewer than two), out_of_range (a window that is longer than the
+/// context: nothing was run), internal (logits that are not finite), and those of `Decoder::append_scores`.
 Result<Evaluation> evaluate(Decoder& decoder, std::span<const TokenId> ids, const EvaluateOptions& options = {});
 
 }  // namespace metrale

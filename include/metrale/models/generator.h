@@ -28,8 +28,8 @@
 namespace metrale {
 
 struct GeneratorOptions {
-  /// Most tokens of context: prompt and answer together. 0: what the model was made for. Room is made as requests need it, so a
-  /// large limit costs nothing by itself.
+  /// Most tokens that the model reads: the prompt, and the answer without its last. 0: what the model was made for. Room is made
+  /// as requests need it, so a large limit costs nothing by itself.
   std::uint64_t max_context_tokens = 0;
   /// `context_tokens` is ignored.
   DecoderOptions decoder = {};
@@ -60,7 +60,7 @@ struct GenerateRequest {
   Thinking thinking = Thinking::by_template;
   std::uint32_t max_tokens = 256;
   SamplerOptions sampling = {};
-  /// Set to stop after the token that is being computed. Outlives the call.
+  /// Set to stop after the token, or the chunk of a long prompt, that is being computed. Outlives the call.
   const std::atomic<bool>* cancel = nullptr;
 };
 
@@ -123,7 +123,7 @@ class Generator {
   /// Null when the model brought no template that is known.
   const ChatTemplate* chat_template() const noexcept { return chat_ ? &*chat_ : nullptr; }
   const LoadStats& load_stats() const noexcept { return load_stats_; }
-  /// Most tokens of prompt and answer together.
+  /// Most tokens that the model reads: the prompt, and the answer without its last.
   std::uint64_t max_context_tokens() const noexcept;
   /// For evaluation and tests. Null after `unload`.
   Decoder* decoder() noexcept { return decoder_.get(); }
@@ -135,6 +135,7 @@ class Generator {
 
   GpuBackend* backend_;
   GeneratorOptions options_;
+  std::string path_;
   ModelConfig config_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_;

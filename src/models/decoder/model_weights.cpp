@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/release_log.h"
+#include "core/text.h"
 #include "models/decoder/release.h"
 
 namespace metrale::models {
@@ -104,7 +107,7 @@ Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
     }
     if (!tensor.dtype || !plans.supports(*tensor.dtype)) {
       return Error(Errc::unsupported, fmt::format("{}: tensor {} is of type {}, which the matrix kernels do not take",
-                                                  file.path().string(), want.name, tensor.type_name));
+                                                  file.path().string(), want.name, detail::quote(tensor.type_name)));
     }
     want.to->dtype = *tensor.dtype;
   }
@@ -125,7 +128,7 @@ Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
     const DType type = tensor.dtype.value_or(DType::u8);
     if (type != DType::f32 && type != DType::bf16 && type != DType::f16) {
       return Error(Errc::unsupported, fmt::format("{}: tensor {} is of type {}; a vector must be f32, f16 or bf16",
-                                                  file.path().string(), want.name, tensor.type_name));
+                                                  file.path().string(), want.name, detail::quote(tensor.type_name)));
     }
     want.params.dtype = static_cast<std::uint32_t>(type);
   }
@@ -184,12 +187,30 @@ Result<std::vector<float>> ModelWeights::rotary_frequencies(const WeightFile& fi
     if (tensor.shape != shape || tensor.dtype != DType::f32) {
       return Error(Errc::bad_format,
                    fmt::format("{}: tensor {} is {} of {}, and the configuration makes it {} of F32", file.path().string(),
-                               kFrequencyFactors, shape_text(tensor.shape), tensor.type_name, shape_text(shape)));
+                               kFrequencyFactors, shape_text(tensor.shape), detail::quote(tensor.type_name), shape_text(shape)));
     }
     METRALE_TRY(file.read(tensor, 0, std::as_writable_bytes(std::span(factors))));
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      if (factors[i] > 0.0F && std::isfinite(factors[i])) continue;
+      return Error(Errc::bad_format,
+                   fmt::format("{}: tensor {} holds {} at {}; frequencies are divided by it, so a positive finite "
+                               "number is needed",
+                               file.path().string(), kFrequencyFactors, factors[i], i));
+    }
   }
   std::vector<float> frequencies(exact.size());
-  for (std::size_t i = 0; i < exact.size(); ++i) frequencies[i] = static_cast<float>(exact[i] / static_cast<double>(factors[i]));
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double frequency = exact[i] / static_cast<double>(factors[i]);
+    // The kernels multiply it by positions, in float.
+    if (!(std::abs(frequency) * config_.max_position <= std::numeric_limits<float>::max())) {
+      return Error(
+          Errc::bad_format,
+          fmt::format("{}: rotary pair {} turns by {} a position, more than a float holds after {} of them; the rotary base "
+                      "of {} or its scaling is wrong",
+                      file.path().string(), i, frequency, config_.max_position, config_.rope.theta));
+    }
+    frequencies[i] = static_cast<float>(frequency);
+  }
   return frequencies;
 }
 

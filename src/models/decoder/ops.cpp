@@ -52,7 +52,16 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, Precision prec
   };
   for (const Wanted& w : wanted) {
     w.handle = METRALE_TRY(backend.op_cache().kernel(w.module, w.function)).handle;
-    if (w.tile) *w.tile = METRALE_TRY(backend.kernel_n_tile(w.handle));
+    if (!w.tile) continue;
+    const Result<std::uint32_t> tile = backend.kernel_n_tile(w.handle);
+    if (!tile && tile.error().code() == Errc::not_found && !backend.capabilities().has(Capability::computes)) {
+      return Error(Errc::unsupported,
+                   fmt::format("the {} backend computes nothing, so no model runs on it; take one that does, such "
+                               "as host",
+                               backend.name()))
+          .with_note(tile.error().message());
+    }
+    *w.tile = METRALE_TRY(tile);
   }
   return ops;
 }

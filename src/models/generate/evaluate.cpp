@@ -16,6 +16,14 @@ Result<Evaluation> evaluate(Decoder& decoder, std::span<const TokenId> ids, cons
   if (ids.size() < 2) return Error(Errc::invalid_argument, fmt::format("{} tokens to evaluate; two are the least", ids.size()));
   if (window < 2)
     return Error(Errc::invalid_argument, fmt::format("a window of {} tokens predicts nothing; two are the least", window));
+  // Room 0 is for the decoder to name.
+  const std::uint64_t longest = std::min<std::uint64_t>(ids.size(), window);
+  if (room != 0 && longest - 1 > room) {
+    return Error(Errc::out_of_range,
+                 fmt::format("a window of {} tokens, all but the last of which are read, does not fit into a context of {}; take "
+                             "windows of {} or make more room",
+                             longest, room, room + 1));
+  }
   const auto begin = std::chrono::steady_clock::now();
   Evaluation sum;
   double loss = 0;

@@ -65,6 +65,7 @@ Result<std::unique_ptr<Generator>> Generator::load(const std::filesystem::path& 
 }
 
 Result<> Generator::load_files(const std::filesystem::path& path) {
+  path_ = path.string();
   std::unique_ptr<WeightFile> file;
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
@@ -98,7 +99,9 @@ Result<> Generator::load_files(const std::filesystem::path& path) {
   load_stats_.file_bytes = file->file_bytes();
   DecoderOptions decoder = options_.decoder;
   decoder.context_tokens = 0;
-  decoder_ = METRALE_TRY(Decoder::create(*backend_, config_, *file, *weights_, decoder));
+  Result<std::unique_ptr<Decoder>> created = Decoder::create(*backend_, config_, *file, *weights_, decoder);
+  if (!created) return std::move(created).error().with_note(fmt::format("model {}", path_));
+  decoder_ = std::move(*created);
   decoder_->add_to(*teardown_);
   return {};
 }
@@ -179,6 +182,13 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   const auto cancelled = [&] { return request.cancel && request.cancel->load(std::memory_order_relaxed); };
 
   Sequence sequence = METRALE_TRY(decoder_->start());
+  const auto append = [&](std::span<const TokenId> tokens, StepOutput wanted) -> Result<Decoder::Step> {
+    Result<Decoder::Step> step = decoder_->append(sequence, tokens, wanted);
+    // What is not finite is most often in the weights.
+    if (!step && step.error().code() == Errc::internal) return std::move(step).error().with_note(fmt::format("model {}", path_));
+    return step;
+  };
+  const std::size_t chunk = decoder_->options().chunk_tokens;
   const Clock::time_point start = Clock::now();
   Clock::time_point first_token = start;
   std::span<const TokenId> next = prompt;
@@ -196,7 +206,13 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
       out.stop = StopReason::context_full;
       break;
     }
-    const Decoder::Step step = METRALE_TRY(decoder_->append(sequence, next, output));
+    if (next.size() > chunk) {
+      // The decoder's own chunks, so nothing changes but that a long prompt can be cancelled between them.
+      METRALE_TRY(append(next.first(chunk), StepOutput::token));
+      next = next.subspan(chunk);
+      continue;
+    }
+    const Decoder::Step step = METRALE_TRY(append(next, output));
     token = greedy ? step.token : METRALE_TRY(sampler.next(step.logits));
     if (out.stats.generated_tokens++ == 0) first_token = Clock::now();
     if (std::ranges::binary_search(stops, token)) {
@@ -209,6 +225,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
     next = {&token, 1};
   }
   emit(text.finish());
+  if (out.stats.generated_tokens == 0) first_token = Clock::now();
   out.stats.decode_seconds = seconds_since(first_token);
   out.stats.prefill_seconds = std::chrono::duration<double>(first_token - start).count();
   out.stats.kv_bytes = decoder_->kv_bytes();

@@ -82,7 +82,9 @@ TEST_P(EvaluateTest, WhatCannotBePredictedIsRefused) {
   expect_error(evaluate(*model.decoder, std::span(ids).first(1)), Errc::invalid_argument, {"1 tokens"});
   expect_error(evaluate(*model.decoder, ids, {.window_tokens = 1}), Errc::invalid_argument, {"window of 1"});
   expect_error(evaluate(*model.decoder, std::vector<TokenId>(100, 5), {.window_tokens = 90}), Errc::out_of_range,
-               {"context of 64"});
+               {"a window of 90", "context of 64", "windows of 65"});
+  EXPECT_EQ(model.decoder->stats().tokens, 0U) << "refused before the first step";
+  EXPECT_TRUE(evaluate(*model.decoder, ids, {.window_tokens = 90})) << "the text is shorter than the window";
   expect_error(evaluate(*model.decoder, std::vector<TokenId>{5, 5000}), Errc::out_of_range, {"5000"});
 }
 

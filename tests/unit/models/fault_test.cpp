@@ -80,6 +80,12 @@ TEST_P(Faults, ADeviceLostWhileGeneratingAbandonsNothingSilently) {
   EXPECT_GT(receipt.abandoned_bytes, 0U) << receipt.to_string();
 }
 
+TEST_P(Faults, AMockThatWasToldOfNoKernelsRefusesModels) {
+  const std::unique_ptr<GpuBackend> bare = ok(mock::create());
+  expect_error(Generator::load(folder, *bare), Errc::unsupported, {"the mock backend computes nothing", "attend_n_tile"});
+  EXPECT_TRUE(bare->live_allocations().empty()) << bare->alloc_report();
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Faults, ::testing::ValuesIn(kModels), model_name);
 
 }  // namespace

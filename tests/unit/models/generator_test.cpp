@@ -2,6 +2,7 @@
 #include "metrale/models/generator.h"
 
 #include <atomic>
+#include <cstring>
 #include <fstream>
 
 #include "model_fixture.h"
@@ -88,6 +89,40 @@ TEST_P(GeneratorTest, CancellingKeepsTheTextSoFar) {
   EXPECT_EQ(out.stop, StopReason::cancelled);
   EXPECT_EQ(pieces, 5);
   EXPECT_FALSE(out.text.empty());
+}
+
+TEST_P(GeneratorTest, CancellingEndsALongPromptBetweenTwoChunks) {
+  const auto model = ok(Generator::load(folder, *backend, {.decoder = {.chunk_tokens = 8, .logit_rows = 4}}));
+  /// Cancels as the first kernel starts.
+  struct Canceller final : Observer {
+    void on_op(const OpRecord& record) noexcept override {
+      if (record.op == Op::launch) cancel = true;
+    }
+    std::atomic<bool> cancel{false};
+  } canceller;
+  const auto prompt = golden.get<TokenId>("long_ids");
+  ok(model->decoder()->reserve(256));  // captures launches too
+  const std::uint64_t before = model->decoder()->stats().tokens;
+  backend->attach(canceller);
+  const auto out = model->generate(prompt, {.max_tokens = 8, .cancel = &canceller.cancel});
+  backend->detach(canceller);
+  EXPECT_EQ(ok(out).stop, StopReason::cancelled);
+  EXPECT_TRUE(out->ids.empty());
+  EXPECT_EQ(model->decoder()->stats().tokens - before, 8U) << "one chunk of " << prompt.size();
+}
+
+TEST_P(GeneratorTest, APromptInChunksGivesTheSameTokens) {
+  for (const std::uint32_t chunk : {4U, 7U, 512U}) {
+    SCOPED_TRACE(chunk);
+    const auto model = ok(Generator::load(folder, *backend, {.decoder = {.chunk_tokens = chunk, .logit_rows = 4}}));
+    for (int n = 0; n < Golden::kPrompts; ++n) {
+      const auto prompt = golden.prompt(n);
+      const auto expected = golden.greedy(n);
+      const auto more = expected.size() - prompt.size();
+      EXPECT_EQ(ok(model->generate(prompt, {.max_tokens = static_cast<std::uint32_t>(more)})).ids,
+                std::vector<TokenId>(expected.begin() + static_cast<std::ptrdiff_t>(prompt.size()), expected.end()));
+    }
+  }
 }
 
 TEST_P(GeneratorTest, EmptyPromptsAndWrongSamplingAreRefused) {
@@ -212,6 +247,29 @@ TEST_F(SpoiltModel, AVectorOfIntegersIsRefused) {
   expect_refused(Errc::unsupported, {"model.norm.weight", "U16"});
 }
 
+TEST_F(SpoiltModel, ATypeNameMadeToHurtStaysOnOneLine) {
+  std::string text = read("model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, text.data(), sizeof(length));
+  const std::string right = R"("model.norm.weight":{"dtype":"BF16")";
+  const std::string wrong = R"("model.norm.weight":{"dtype":"\u001b[31m\nok")";
+  text.replace(text.find(right), right.size(), wrong);
+  length += wrong.size() - right.size();
+  std::memcpy(text.data(), &length, sizeof(length));
+  write_file(folder_ / "model.safetensors", std::string_view(text));
+  expect_refused(Errc::unsupported, {"model.norm.weight", R"("\x1b[31m\x0aok")"});
+}
+
+TEST_F(SpoiltModel, ARotaryBaseThatNoFloatHoldsIsRefused) {
+  replace("config.json", "\"rope_theta\": 10000.0", "\"rope_theta\": 1e-308");
+  expect_refused(Errc::bad_format, {folder_.path().string(), "rotary pair", "base of 1e-308"});
+}
+
+TEST_F(SpoiltModel, WhatADecoderCannotHaveNamesTheModel) {
+  expect_error(Generator::load(folder_.path(), *host_backend({})), Errc::not_found,
+               {"matmul", "repack", "model " + folder_.path().string()});
+}
+
 TEST_F(SpoiltModel, ATruncatedWeightFile) {
   fs::resize_file(folder_ / "model.safetensors", fs::file_size(folder_ / "model.safetensors") - 1);
   expect_refused(Errc::bad_format, {"model.safetensors"});
@@ -241,7 +299,7 @@ TEST_F(SpoiltModel, LogitsThatAreNotFiniteAreAnError) {
   for (std::size_t i = text.size() - 384; i < text.size(); i += 2) text[i] = '\xff';
   write_file(folder_ / "model.safetensors", std::string_view(text));
   const auto model = ok(Generator::load(folder_.path(), *backend));
-  expect_error(model->generate({.prompt = "In"}), Errc::internal, {"not finite"});
+  expect_error(model->generate({.prompt = "In"}), Errc::internal, {"not finite", "model " + folder_.path().string()});
 }
 
 }  // namespace

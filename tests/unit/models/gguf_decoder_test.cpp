@@ -187,6 +187,24 @@ TEST(GgufDecoder, FrequencyFactorsOfTheWrongLengthAreRefused) {
   expect_error(Decoder::create(*backend, config, *file, *weights), Errc::bad_format, {"rope_freqs.weight", "[7]", "[32]"});
 }
 
+TEST(GgufDecoder, FrequencyFactorsThatDivideByNothingAreRefused) {
+  const auto folder = model_folder("kjv-llama-2m");
+  for (const float wrong : {0.0F, -1.0F, HUGE_VALF, std::nanf("")}) {
+    SCOPED_TRACE(wrong);
+    std::vector<float> factors(32, 1.0F);
+    factors[3] = wrong;
+    const auto gguf = llama_gguf(folder, 10000.0F, factors);
+    const TempFolder temp;
+    write_file(temp / "model.gguf", gguf);
+    const ModelConfig config = ok(model_config_from_gguf(ok(parse_gguf(MemorySource(gguf))), "model.gguf"));
+    const auto backend = host_backend();
+    const auto file = ok(WeightFile::open(temp / "model.gguf"));
+    const auto weights = ok(WeightStore::load(*backend, *file, ok(Decoder::tensors(*backend, config, *file))));
+    expect_error(Decoder::create(*backend, config, *file, *weights), Errc::bad_format,
+                 {"model.gguf", "rope_freqs.weight holds ", "at 3"});
+  }
+}
+
 TEST(GgufDecoder, HybridWithItsNormsAndDecaysFolded) {
   const auto folder = model_folder("kjv-hybrid-4m");
   expect_golden_logits(hybrid_gguf(folder), folder);
