@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // metgpu eval: mean loss, perplexity and top-1 of a model on a known text.
-#include <fstream>
-#include <iterator>
+#include <algorithm>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -24,14 +23,6 @@ struct Options {
   std::uint64_t window = 512;
   bool json = false;
 };
-
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Error(Errc::io, fmt::format("{}: cannot be opened", path));
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) return Error(Errc::io, fmt::format("{}: reading failed", path));
-  return text;
-}
 
 Result<std::vector<TokenId>> parse_ids(const std::string& path, const std::string& text) {
   std::vector<TokenId> ids;
@@ -55,7 +46,7 @@ Result<std::vector<TokenId>> parse_ids(const std::string& path, const std::strin
 
 Result<ExitCode> run(const Options& options) {
   const std::string path = options.ids_file.empty() ? options.text_file : options.ids_file;
-  const std::string text = METRALE_TRY(read_file(path));
+  const std::string text = METRALE_TRY(read_text_file(path));
   std::vector<TokenId> ids;
   if (!options.ids_file.empty()) ids = METRALE_TRY(parse_ids(path, text));
 
@@ -69,14 +60,17 @@ Result<ExitCode> run(const Options& options) {
     ids = METRALE_TRY(model->encode(request));
   }
 
-  METRALE_TRY(model->decoder()->reserve(std::min<std::uint64_t>(options.window, model->max_context_tokens())));
-  const Evaluation e = METRALE_TRY(evaluate(*model->decoder(), ids, {.window_tokens = options.window}));
+  METRALE_TRY(model->decoder()->reserve(std::min<std::uint64_t>({options.window, ids.size(), model->max_context_tokens()})));
+  Result<Evaluation> evaluated = evaluate(*model->decoder(), ids, {.window_tokens = options.window});
+  if (!evaluated)
+    return std::move(evaluated).error().with_note(fmt::format("model {}, --window {}", options.model, options.window));
+  const Evaluation& e = *evaluated;
   const Receipt receipt = model->unload();
   if (options.json) {
     const nlohmann::json report = {{"model", options.model},   {"tokens", e.num_tokens},         {"windows", e.num_windows},
                                    {"mean_loss", e.mean_loss}, {"perplexity", e.perplexity},     {"top1", e.top1},
                                    {"seconds", e.seconds},     {"unload_clean", receipt.clean()}};
-    fmt::print("{}\n", report.dump());
+    print_json(report);
   } else {
     fmt::print("{} tokens in {} windows of {}: mean loss {:.4f}, perplexity {:.3f}, top-1 {:.1f} %, {:.0f} tokens/s\n",
                e.num_tokens, e.num_windows, options.window, e.mean_loss, e.perplexity, 100 * e.top1,
@@ -90,16 +84,16 @@ Result<ExitCode> run(const Options& options) {
 void add_eval_command(CLI::App& app, ExitCode& exit) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("eval", "Mean loss, perplexity and top-1 on a known text");
-  command->add_option("--model", options->model, "A GGUF file, or a folder with config.json, tokenizer.json and safetensors")
+  add_model_option(*command, options->model, "A GGUF file, or a folder with config.json, tokenizer.json and safetensors")
       ->required();
-  add_backend_option(*command, options->backend, "auto");
+  add_backend_option(*command, options->backend, Offer::computing_backends);
   auto* source = command->add_option_group("text", "What to predict");
-  source->add_option("--ids", options->ids_file, "File of token ids, separated by white space");
-  source->add_option("--text", options->text_file, "File of text");
+  source->add_option("--ids", options->ids_file, "File of token ids, separated by white space")->check(not_empty());
+  source->add_option("--text", options->text_file, "File of text")->check(not_empty());
   source->require_option(1);
-  command->add_option("--window", options->window, "Tokens predicted from a common start")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_number_option<std::uint64_t>(
+      *command, "--window", options->window,
+      "Tokens of a window: the text is cut into windows, and each predicts all its tokens but the first", 2);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &exit] {
     auto done = run(*options);

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -97,13 +95,8 @@ void print_stats(const Generator& model, const Generation& result, const Receipt
 Result<ExitCode> run(Options& options) {
   if (options.hermetic) set_hermetic(true);
   if (options.no_ssm_tail_midchunk) set_ssm_tail_midchunk(false);
-  if (options.prompt == "-") {
-    options.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  options.request.prompt = options.prompt;
+  options.request.prompt = options.prompt == "-" ? METRALE_TRY(read_standard_input()) : options.prompt;
   options.request.cancel = &interrupted;
-  // A wrong sampling option should not cost a load.
-  METRALE_TRY(Sampler::create(options.request.sampling));
 
   const auto backend = METRALE_TRY(open_backend(options.backend));
   GeneratorOptions generator_options;
@@ -124,7 +117,7 @@ Result<ExitCode> run(Options& options) {
   const Generation result = METRALE_TRY(model->generate(options.request, on_text));
   const Receipt receipt = model->unload();
   if (options.json) {
-    fmt::print("{}\n", to_json(options, *model, result, receipt).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_json(to_json(options, *model, result, receipt));
   } else {
     fmt::print("\n");
   }
@@ -141,20 +134,23 @@ Result<ExitCode> run(Options& options) {
 void add_generate_command(CLI::App& app, ExitCode& exit) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt, or answer it with --chat");
-  command->add_option("--model", options->model, "A GGUF file, or a folder with config.json, tokenizer.json and safetensors")
+  add_model_option(*command, options->model, "A GGUF file, or a folder with config.json, tokenizer.json and safetensors")
       ->required();
-  add_backend_option(*command, options->backend, "auto");
-  command->add_option("--prompt", options->prompt, "The text to continue; - reads standard input")->required();
+  add_backend_option(*command, options->backend, Offer::computing_backends);
+  command
+      ->add_option("--prompt", options->prompt,
+                   fmt::format("The text to continue; - reads standard input, {} MiB at most", kMaxTextBytes >> 20))
+      ->required();
   command->add_flag("--chat", options->request.chat, "Put the prompt into the model's chat template");
-  command->add_option("--max-tokens", options->request.max_tokens, "Most tokens to generate")->capture_default_str();
+  add_number_option(*command, "--max-tokens", options->request.max_tokens, "Most tokens to generate");
   command->add_option("--temperature", options->request.sampling.temperature, "0 picks the most probable token")
       ->capture_default_str();
-  command->add_option("--top-k", options->request.sampling.top_k, "Draw from so many tokens; 0 for all")->capture_default_str();
+  add_number_option(*command, "--top-k", options->request.sampling.top_k, "Draw from so many tokens; 0 for all");
   command->add_option("--top-p", options->request.sampling.top_p, "Draw from the tokens that make up this probability")
       ->capture_default_str();
-  command->add_option("--seed", options->request.sampling.seed, "Seed of the draws")->capture_default_str();
-  command->add_option("--context", options->context, "Most tokens of prompt and answer; 0 for the model's own limit")
-      ->capture_default_str();
+  add_number_option(*command, "--seed", options->request.sampling.seed, "Seed of the draws");
+  add_number_option(*command, "--context", options->context,
+                    "Most tokens that the model reads: the prompt, and the answer without its last; 0 for the model's own limit");
   command->add_option("--kv", options->kv, "Element type of the KV cache")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
@@ -165,6 +161,8 @@ void add_generate_command(CLI::App& app, ExitCode& exit) {
   command->add_flag("--stats", options->stats, "Print load, speed, memory and unload figures to standard error");
   command->add_flag("--json", options->json, "Print one JSON object instead of the text");
   command->callback([options, &exit] {
+    if (const auto sampler = Sampler::create(options->request.sampling); !sampler)
+      throw CLI::ValidationError(sampler.error().message());
     auto done = run(*options);
     exit = done ? *done : fail(done.error());
   });

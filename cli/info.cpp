@@ -115,7 +115,7 @@ void add_info_command(CLI::App& app, ExitCode&) {
   command->callback([as_json] {
     const json all = describe();
     if (*as_json) {
-      fmt::print("{}\n", all.dump(2));
+      print_json(all, 2);
     } else {
       print(all);
     }

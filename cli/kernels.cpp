@@ -55,7 +55,7 @@ ExitCode check(GpuBackend& backend) {
   }
   const nlohmann::json report = {
       {"backend", backend.name()}, {"resolved", audit.num_hits}, {"unresolved", audit.num_required_missing()}, {"misses", misses}};
-  fmt::print("{}\n", report.dump());
+  print_json(report);
   return audit.num_required_missing() == 0 ? ExitCode::done : ExitCode::failed;
 }
 
@@ -68,7 +68,7 @@ void add_kernels_command(CLI::App& app, ExitCode& exit) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("kernels", "List kernel modules, functions and what they publish");
-  add_backend_option(*command, options->backend, "auto");
+  add_backend_option(*command, options->backend, Offer::every_backend);
   command->add_flag("--check", options->check, "Look up every kernel the decoders need; JSON, exit 1 if one is missing");
   command->callback([options, &exit] {
     const auto backend = open_backend(options->backend);

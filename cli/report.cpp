@@ -20,11 +20,10 @@ struct Options {
 };
 
 nlohmann::json to_json(const MemoryStatement& s) {
-  nlohmann::json report = {{"held_bytes", s.held_bytes},
-                           {"held_by", s.held_by},
-                           {"explained_bytes", s.explained_bytes},
-                           {"residual_bytes", s.residual_bytes},
-                           {"residual_means", s.residual_means}};
+  nlohmann::json report = {{"held_bytes", s.held_bytes},           {"held_by", s.held_by},
+                           {"explained_bytes", s.explained_bytes}, {"residual_bytes", s.residual_bytes},
+                           {"residual_means", s.residual_means},   {"explained", nlohmann::json::array()},
+                           {"owners", nlohmann::json::array()},    {"sites", nlohmann::json::array()}};
   for (const auto& line : s.explained)
     report["explained"].push_back({{"what", line.what}, {"bytes", line.bytes}, {"blocks", line.blocks}});
   for (const auto& use : s.owners) report["owners"].push_back({{"owner", use.owner}, {"bytes", use.bytes}, {"blocks", use.count}});
@@ -49,11 +48,13 @@ Result<ExitCode> run(const Options& options) {
   if (model) receipt = model->unload();
   if (options.json) {
     nlohmann::json report = to_json(statement);
-    for (const Receipt::Line& line : receipt.lines) {
-      report["unload"]["lines"].push_back({{"label", line.label}, {"bytes", line.bytes}, {"blocks", line.blocks}});
+    if (model) {
+      nlohmann::json lines = nlohmann::json::array();
+      for (const Receipt::Line& line : receipt.lines)
+        lines.push_back({{"label", line.label}, {"bytes", line.bytes}, {"blocks", line.blocks}});
+      report["unload"] = {{"lines", std::move(lines)}, {"balance_bytes", receipt.balance_bytes}};
     }
-    report["unload"]["balance_bytes"] = receipt.balance_bytes;
-    fmt::print("{}\n", report.dump(2));
+    print_json(report, 2);
   } else {
     fmt::print("{}", statement.to_string());
     if (model) fmt::print("unload\n{}", receipt.to_string());
@@ -66,9 +67,9 @@ Result<ExitCode> run(const Options& options) {
 void add_report_command(CLI::App& app, ExitCode& exit) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("report", "Show who holds which byte: by kind, owner and call site, and the residual");
-  add_backend_option(*command, options->backend, "auto");
-  command->add_option("--model", options->model, "Load this model first, and show what its unload gives back");
-  command->add_option("--context", options->context, "Tokens of context to make room for")->capture_default_str();
+  add_backend_option(*command, options->backend, Offer::every_backend);
+  add_model_option(*command, options->model, "Load this model first, and show what its unload gives back");
+  add_number_option(*command, "--context", options->context, "Tokens of context to make room for");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &exit] {
     auto done = run(*options);

@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
   CLI::App app{"Runs the conformance suite"};
   app.add_option("--backend", options.backend, "Backend to check; every one without");
   app.add_option("--filter", options.filter, "Regular expression searched for in Suite.Case");
-  app.add_option("--json", options.json_path, "Where to write the results; - is standard output");
+  app.add_option("--json", options.json_path,
+                 "Where to write the results; - is standard output, and the lines go to standard error");
   app.add_flag("--verbose", options.verbose, "A line for each case");
   app.add_option("--mutant", mutant, "Check this broken variant instead of its backend");
   app.add_flag("--list-mutants", list, "Print each broken variant and the case that catches it");

@@ -39,6 +39,7 @@ struct Outcome {
 struct Run {
   const SuiteOptions* options = nullptr;
   const BackendUnderTest* backend = nullptr;
+  std::FILE* lines = stdout;  // where the lines for people go: not among JSON
   std::vector<std::string> notes;
   std::vector<Outcome> outcomes;
 };
@@ -91,8 +92,8 @@ int finish(const Run& run, const std::string& json_path) {
     known->second.push_back(o.name);
   }
   for (const auto& [reason, names] : reasons) {
-    fmt::print("skipped {} on {}\n", names.size(), reason);
-    for (const std::string& name : names) fmt::print("    {}\n", name);
+    fmt::print(run.lines, "skipped {} on {}\n", names.size(), reason);
+    for (const std::string& name : names) fmt::print(run.lines, "    {}\n", name);
   }
   if (!json_path.empty()) {
     const std::string text =
@@ -111,7 +112,7 @@ int finish(const Run& run, const std::string& json_path) {
       }
     }
   }
-  fmt::print("{} passed, {} failed, {} skipped\n", passed, failed, skipped);
+  fmt::print(run.lines, "{} passed, {} failed, {} skipped\n", passed, failed, skipped);
   std::fflush(stdout);
   return failed > 0 || passed + skipped == 0 ? 1 : 0;
 }
@@ -149,7 +150,7 @@ class Watchdog {
       const double seconds = std::chrono::duration<double>(waited).count();
       const std::string text = fmt::format("hung for {:.0f} s; the rest of the suite was not run", seconds);
       run.outcomes.push_back({std::string(run.backend->name), name_, "failed", text, seconds});
-      fmt::print("failed   {}\n    {}\n", name_, text);
+      fmt::print(run.lines, "failed   {}\n    {}\n", name_, text);
       finish(run, run.options->json_path);
       std::_Exit(kLostExit);
     }
@@ -201,16 +202,16 @@ class Reporter : public ::testing::EmptyTestEventListener {
       }
     }
     if (outcome.status == "failed" || run.options->verbose) {
-      fmt::print("{:8} {} [{}] {:.3f} s\n", outcome.status, outcome.name, outcome.backend, outcome.seconds);
+      fmt::print(run.lines, "{:8} {} [{}] {:.3f} s\n", outcome.status, outcome.name, outcome.backend, outcome.seconds);
       if (outcome.status == "failed") {
         std::string_view text = outcome.text;
         while (!text.empty()) {
           const std::size_t end = std::min(text.find('\n'), text.size());
-          fmt::print("    {}\n", text.substr(0, end));
+          fmt::print(run.lines, "    {}\n", text.substr(0, end));
           text.remove_prefix(std::min(end + 1, text.size()));
         }
       }
-      std::fflush(stdout);
+      std::fflush(run.lines);
     }
     run.outcomes.push_back(std::move(outcome));
   }
@@ -319,6 +320,7 @@ int run_suite(const SuiteOptions& options) {
   Run& run = current();
   run = Run{};
   run.options = &options;
+  if (options.json_path == "-") run.lines = stderr;
   ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
   Reporter reporter;

@@ -14,7 +14,7 @@ struct SuiteOptions {
   std::string backend;
   /// Regular expression (POSIX extended) searched for in "Suite.Case"; empty: every case.
   std::string filter;
-  /// Where to write all results as JSON; empty: nowhere. "-": standard output.
+  /// Where to write all results as JSON; empty: nowhere. "-": standard output, and the lines for people go to standard error.
   std::string json_path;
   /// Print a line for each case, also where it passed.
   bool verbose = false;
