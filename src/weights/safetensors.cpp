@@ -20,6 +20,9 @@ namespace {
 using detail::quote;
 using weights::JsonSax;
 
+// Longest dtype that is kept for messages; published ones have 8 bytes at most.
+constexpr std::size_t kMaxTypeName = 32;
+
 struct SafetensorsType {
   std::string_view name;
   DType dtype;
@@ -82,6 +85,7 @@ class HeaderSax final : public JsonSax {
       return true;
     }
     if (field_ != Field::dtype) return refuse("a string");
+    if (text.size() > kMaxTypeName) return fail(fmt::format("a dtype of {} bytes", text.size()));
     tensor_.dtype = find_type(text);
     tensor_.type_name = std::move(text);
     return true;

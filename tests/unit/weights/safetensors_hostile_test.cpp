@@ -140,6 +140,15 @@ TEST(SafetensorsHostile, FieldsMissingUnknownOrOfTheWrongKind) {
   expect_bad(tensor("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4,8]"), 4, {"\"w\"", "two numbers"});
 }
 
+TEST(SafetensorsHostile, ATypeNameThatIsNoName) {
+  const auto with_type = [](const std::string& name) {
+    return tensor("\"dtype\":\"" + name + "\",\"shape\":[4],\"data_offsets\":[0,4]");
+  };
+  expect_bad(with_type(std::string(3'000'000, 'x')), 4, {"\"w\"", "a dtype of 3000000 bytes"});
+  EXPECT_TRUE(parse_bytes(safetensors_file(with_type(std::string(32, 'x')), pattern_bytes(4))))
+      << "unknown, and left to who loads it";
+}
+
 TEST(SafetensorsHostile, RangesThatLie) {
   expect_bad(tensor("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,0]"), 4, {"\"w\"", "backwards"});
   expect_bad(tensor("\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,4]"), 4, {"\"w\"", "5 bytes", "4"});
