@@ -41,6 +41,7 @@ struct Dim3 {
   std::uint32_t x = 1;
   std::uint32_t y = 1;
   std::uint32_t z = 1;
+  /// The product; a launch refuses geometry whose product does not fit.
   constexpr std::uint64_t count() const noexcept { return std::uint64_t{x} * y * z; }
   friend constexpr bool operator==(Dim3, Dim3) = default;
 };
@@ -50,7 +51,7 @@ inline constexpr std::size_t kDeviceAlignment = 256;
 /// Alignment that pinned host memory has at least, in bytes.
 inline constexpr std::size_t kPinnedAlignment = 64;
 
-constexpr std::uint64_t div_ceil(std::uint64_t a, std::uint64_t b) noexcept { return (a + b - 1) / b; }
+constexpr std::uint64_t div_ceil(std::uint64_t a, std::uint64_t b) noexcept { return a / b + (a % b != 0); }
 constexpr std::uint64_t round_up(std::uint64_t a, std::uint64_t b) noexcept { return div_ceil(a, b) * b; }
 
 }  // namespace metrale

@@ -55,6 +55,17 @@ TEST_F(BlockTableTest, ReserveThatDoesNotFitChangesNothing) {
   ASSERT_OK(table.reserve(24));
 }
 
+TEST_F(BlockTableTest, HugeTokenCounts) {
+  static_assert(div_ceil(UINT64_MAX, 4) == std::uint64_t{1} << 62);
+  static_assert(div_ceil(UINT64_MAX - 3, 4) == (std::uint64_t{1} << 62) - 1);
+  BlockTable table(*cache_);
+  EXPECT_ERRC(table.reserve(UINT64_MAX), Errc::out_of_memory);
+  EXPECT_EQ(table.capacity_tokens(), 0u);
+  ASSERT_OK(table.reserve(16));
+  ASSERT_OK(table.truncate(UINT64_MAX));
+  EXPECT_EQ(table.capacity_tokens(), 16u) << "keeping everything dropped something";
+}
+
 TEST_F(BlockTableTest, TruncateKeepsWhatTheTokensNeed) {
   BlockTable table(*cache_);
   ASSERT_OK(table.reserve(16));
