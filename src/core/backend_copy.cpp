@@ -265,12 +265,12 @@ Result<> GpuBackend::copy_batch_async(std::span<const CopyDesc> copies, StreamHa
       const void* host_end = c.host_src != nullptr ? c.host_src : c.host_dst;
       if (host_end != nullptr) METRALE_TRY(f.note_host_end(op.op, *record, host_end, c.bytes, site));
     }
-    METRALE_TRY(do_copy_batch_async(real, record->native, record->capture.load(std::memory_order_acquire) != 0));
+    // Before they are recorded: where the driver refuses one, those before it are in the graph.
     for (const CopyDesc& c : real) {
       if (c.host_dst == nullptr) f.name_device(*record, c.dst);
       if (c.host_src == nullptr) f.name_device(*record, c.src);
     }
-    return {};
+    return do_copy_batch_async(real, record->native, record->capture.load(std::memory_order_acquire) != 0);
   });
 }
 
@@ -284,7 +284,11 @@ Result<> GpuBackend::copy_peer_async(DevicePtr dst, GpuBackend& from, DevicePtr 
       return Error(Errc::capture_unsafe, "copy_peer_async: a graph cannot name another device's memory", site);
     }
     if (bytes == 0) return {};
-    METRALE_TRY(from.health(site));
+    // Not device_lost: that would be this device.
+    if (const Result<> healthy = from.health(site); !healthy) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("copy_peer_async: the source's device is gone: {}", healthy.error().message()), site);
+    }
     METRALE_TRY(f.check_device("copy_peer_async destination", dst, bytes, site));
     METRALE_TRY(from.face_->check_device("copy_peer_async source", src, bytes, site));
     return do_copy_peer_async(dst, from, src, bytes, record->native);

@@ -235,5 +235,15 @@ TEST_F(CopyPeer, ChecksBothEnds) {
   EXPECT_TRUE(refused(gpu().copy_peer_async(dst.offset(100), *other, src, 64, s), Errc::out_of_range));
 }
 
+TEST_F(CopyPeer, ALostOrClosedPeerDoesNotLoseThisDevice) {
+  auto other = make();
+  const DevicePtr src = must(other->alloc(64));
+  const DevicePtr dst = block(64);
+  must(other->shutdown());
+  EXPECT_TRUE(refused(gpu().copy_peer_async(dst, *other, src, 64, stream()), Errc::invalid_argument, {"shut down"}));
+  EXPECT_TRUE(ok(gpu().health()));
+  EXPECT_TRUE(ok(gpu().memset(dst, 1, 64)));
+}
+
 }  // namespace
 }  // namespace metrale::conformance
