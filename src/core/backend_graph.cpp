@@ -47,7 +47,8 @@ Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
     StreamRecord* record = METRALE_TRY(f.stream(stream, site));
     const auto open = f.captures.summary(record->capture.load(std::memory_order_acquire));
     if (!open) return Error(Errc::invalid_argument, "end_capture: the stream is not capturing", site);
-    if (open->origin != stream) {
+    const StreamRecord* origin = f.streams.find(open->origin.value);
+    if (origin == nullptr || origin->native != record->native) {
       return Error(Errc::invalid_argument,
                    fmt::format("end_capture: the stream only joined the capture begun at {}; end it on the stream it began on",
                                at(open->site)),

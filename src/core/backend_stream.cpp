@@ -16,11 +16,13 @@ using detail::StreamRecord;
 namespace {
 
 Result<StreamHandle> issue(FaceState& f, NativeStream native, bool is_foreign, GpuBackend::Site site) {
+  const StreamRecord* by_default = f.streams.find(f.default_stream.value);
+  const bool is_default = by_default != nullptr && by_default->native == native;
   const std::uint64_t value = f.streams.insert([&](StreamRecord& record, std::uint64_t handle) {
     record.handle = {handle};
     record.native = native;
-    record.capture.store(0);
-    record.is_default = false;
+    record.capture.bind(f.capture_words.acquire(native.value));
+    record.is_default = is_default;
     record.is_foreign = is_foreign;
   });
   if (value == 0) return Error(Errc::internal, "no stream handle is left", site);
@@ -48,6 +50,7 @@ Result<StreamHandle> GpuBackend::wrap_stream(std::uint64_t native, Site site) {
 }
 
 Result<std::uint64_t> GpuBackend::native_stream(StreamHandle stream, Site site) const {
+  METRALE_TRY(health(site));
   StreamRecord* record = METRALE_TRY(face_->stream(stream, site));
   return record->native.value;
 }
@@ -57,13 +60,12 @@ Result<> GpuBackend::destroy_stream(StreamHandle stream, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::destroy_stream, .stream = stream, .site = site};
   return f.run_always(op, [&]() -> Result<> {
-    StreamRecord* record = f.streams.find(stream.value);
     if (!f.usable()) {
       f.streams.erase(stream.value);
       return {};
     }
-    record = METRALE_TRY(f.stream(stream, site));
-    if (record->is_default)
+    StreamRecord* record = METRALE_TRY(f.stream(stream, site));
+    if (stream == f.default_stream)
       return Error(Errc::invalid_argument, "the default stream belongs to the backend and is not destroyed", site);
     METRALE_TRY(f.guard_not_captured(op.op, record->capture.load(std::memory_order_acquire), site));
     f.mark_replays_on(*record);
@@ -71,6 +73,7 @@ Result<> GpuBackend::destroy_stream(StreamHandle stream, Site site) {
     const NativeStream native = record->native;
     const bool foreign = record->is_foreign;
     if (!f.streams.erase(stream.value)) return Error(Errc::invalid_argument, "the stream was destroyed by another thread", site);
+    f.capture_words.release(native.value);
     return foreign ? Result<>() : do_destroy_stream(native);
   });
 }

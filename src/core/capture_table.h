@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,59 @@ struct NamedBlock {
   bool in_host_table = false;  ///< Pinned memory by its host address.
   DevicePtr base;
   std::uint64_t generation = 0;
+};
+
+/// The open capture that a stream takes part in, 0 for none. Handles of one native stream are bound to one word; a mark that was
+/// never bound has a word of its own.
+class CaptureMark {
+ public:
+  void bind(std::atomic<std::uint32_t>& word) noexcept { word_.store(&word, std::memory_order_release); }
+
+  std::uint32_t load(std::memory_order order) const noexcept { return word_.load(std::memory_order_acquire)->load(order); }
+  void store(std::uint32_t id, std::memory_order order) noexcept { word_.load(std::memory_order_acquire)->store(id, order); }
+  bool compare_exchange_strong(std::uint32_t& expected, std::uint32_t id) noexcept {
+    return word_.load(std::memory_order_acquire)->compare_exchange_strong(expected, id);
+  }
+
+ private:
+  std::atomic<std::uint32_t> own_{0};
+  std::atomic<std::atomic<std::uint32_t>*> word_{&own_};
+};
+
+/// The words of capture marks by native stream. A word is used again and never freed, so that a caller that races a destroy reads
+/// a word, not freed memory.
+class CaptureWords {
+ public:
+  /// The word of a native stream, for one more handle.
+  std::atomic<std::uint32_t>& acquire(std::uint64_t native) {
+    std::lock_guard lock(mutex_);
+    Entry& entry = entries_[native];
+    if (entry.num_handles++ == 0) {
+      if (spare_.empty()) spare_.push_back(&words_.emplace_back(0u));
+      entry.word = spare_.back();
+      spare_.pop_back();
+      entry.word->store(0);
+    }
+    return *entry.word;
+  }
+  /// One handle less.
+  void release(std::uint64_t native) {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(native);
+    if (it == entries_.end() || --it->second.num_handles != 0) return;
+    spare_.push_back(it->second.word);
+    entries_.erase(it);
+  }
+
+ private:
+  struct Entry {
+    std::atomic<std::uint32_t>* word = nullptr;
+    std::uint32_t num_handles = 0;
+  };
+  std::mutex mutex_;
+  std::deque<std::atomic<std::uint32_t>> words_;
+  std::vector<std::atomic<std::uint32_t>*> spare_;
+  std::unordered_map<std::uint64_t, Entry> entries_;
 };
 
 /// One open capture. Guarded by the table's mutex.

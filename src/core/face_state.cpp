@@ -272,9 +272,11 @@ void FaceState::mark_replays_on(StreamRecord& stream) {
     GraphRecord* record = graphs.find(handle);
     if (record == nullptr) continue;
     std::lock_guard lock(record->mutex);
-    const auto it = std::find(record->launched_on.begin(), record->launched_on.end(), stream.handle);
-    if (it == record->launched_on.end()) continue;
-    record->launched_on.erase(it);
+    const std::size_t num_erased = std::erase_if(record->launched_on, [&](StreamHandle launched) {
+      const StreamRecord* other = streams.find(launched.value);
+      return other != nullptr && other->native == stream.native;
+    });
+    if (num_erased == 0) continue;
     if (auto event = hooks.do_create_event(false)) {
       if (hooks.do_record_event(*event, stream.native)) record->pending_replays.push_back(*event);
     }

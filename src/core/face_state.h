@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bitset>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -31,8 +32,8 @@ using Site = std::source_location;
 struct StreamRecord {
   StreamHandle handle;
   NativeStream native;
-  std::atomic<std::uint32_t> capture{0};  ///< The capture it takes part in; 0: none.
-  bool is_default = false;
+  CaptureMark capture;      ///< Shared with the other handles of the native stream.
+  bool is_default = false;  ///< The default stream, or another handle of it.
   bool is_foreign = false;
   PoolLists pool;
 };
@@ -108,8 +109,12 @@ struct FaceState {
   HandleTable<EventRecord> events;
   HandleTable<GraphRecord> graphs;
   HandleTable<KernelRecord> kernels;
+  std::mutex kernels_mutex;
+  /// Module → function → handle: each kernel has one record until modules are unloaded.
+  std::map<std::string, std::map<std::string, KernelHandle, std::less<>>, std::less<>> kernels_by_name;
   StreamHandle default_stream;
   CaptureTable captures;
+  CaptureWords capture_words;
   std::mutex retired_mutex;
   std::vector<RetiredGraph> retired_graphs;
 
@@ -225,6 +230,10 @@ struct FaceState {
   Result<DevicePtr> alloc_with_retry(Op op, std::uint64_t bytes, std::uint64_t band, MemoryKind kind, const Site& site);
   Error out_of_memory(Op op, std::uint64_t bytes, const Site& site, std::string_view why);
   Result<> release(Op op, DevicePtr ptr, std::uint32_t kinds, const Site& site);
+  /// Waits for work that may use memory which goes back to its owner.
+  Result<> wait_for_earlier_work();
+  /// Unpins registered memory after the work that may use it.
+  Result<> unregister(void* ptr, std::uint64_t bytes);
   /// Explains an address that is no live base.
   Error not_a_base(std::string_view what, DevicePtr ptr, const Site& site) const;
 

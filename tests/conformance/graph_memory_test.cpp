@@ -288,6 +288,40 @@ TEST_F(GraphMemory, AnOpenCaptureNamesMemoryAlready) {
   EXPECT_TRUE(ok(gpu().free(ptr)));
 }
 
+TEST_F(GraphMemory, AReplayHoldsItsMemoryWhenItsStreamIsCapturedThroughAWrap) {
+  need({foreign_streams, host_callbacks});
+  const DevicePtr ptr = block(64);
+  const GraphHandle graph = record([&](StreamHandle s) { must(gpu().memset_async(ptr, 1, 64, s)); });
+  const StreamHandle s = stream();
+  const StreamHandle wrapped = must(gpu().wrap_stream(must(gpu().native_stream(s))));
+  Gate gate(gpu(), s);
+  must(gpu().launch_graph(graph, s));
+  must(gpu().begin_capture(wrapped));
+  must(gpu().destroy_graph(graph));
+  on_thread([&] { EXPECT_TRUE(refused(gpu().free(ptr), Errc::in_use)) << "a replay in flight was forgotten"; });
+  must(gpu().destroy_graph(must(gpu().end_capture(wrapped))));
+  gate.open();
+  settle(s);
+  EXPECT_TRUE(ok(gpu().free(ptr)));
+}
+
+TEST_F(GraphMemory, APartlyRefusedBatchNamesWhatItRecorded) {
+  // Unchecked, so that a backend which knows its addresses refuses the second copy when the first is in the graph.
+  CreateOptions options;
+  options.face.unchecked_copies = true;
+  remake(options);
+  const DevicePtr ptr = block(64), gone = block(64);
+  must(gpu().free(gone));
+  const std::array<CopyDesc, 2> list{CopyDesc{.dst = ptr, .src = ptr.offset(32), .bytes = 8},
+                                     CopyDesc{.dst = gone, .src = gone.offset(32), .bytes = 8}};
+  const StreamHandle s = stream();
+  must(gpu().begin_capture(s));
+  static_cast<void>(gpu().copy_batch_async(list, s).has_value());
+  const GraphHandle graph = must(gpu().end_capture(s));
+  EXPECT_EQ(named(graph), sorted({ptr}));
+  EXPECT_TRUE(refused(gpu().free(ptr), Errc::in_use));
+}
+
 TEST_F(GraphMemory, ListsBlocksWithTheirGeneration) {
   const DevicePtr ptr = block(64);
   const std::uint64_t generation = gpu().live_allocations().front().generation;

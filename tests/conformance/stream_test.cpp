@@ -341,6 +341,65 @@ TEST_F(Streams, DestroyingAWrappedStreamLeavesTheStreamAlone) {
   EXPECT_NE(must(gpu().native_stream(stream())), must(gpu().native_stream(theirs)));
 }
 
+TEST_F(Streams, AWrappedStreamIsCapturedWithTheStreamItWraps) {
+  need({foreign_streams, graphs, memory, copies});
+  const StreamHandle own = stream();
+  const StreamHandle wrapped = must(gpu().wrap_stream(must(gpu().native_stream(own))));
+  const DevicePtr ptr = block(64);
+  std::vector<std::byte> pageable(64);
+  for (const auto& [first, second] : {std::pair(own, wrapped), std::pair(wrapped, own)}) {
+    must(gpu().begin_capture(first));
+    const StreamHandle late = must(gpu().wrap_stream(must(gpu().native_stream(first))));
+    for (const StreamHandle s : {first, second, late}) {
+      EXPECT_TRUE(gpu().stream_is_capturing(s));
+      EXPECT_TRUE(refused(gpu().synchronize(s), Errc::capture_unsafe));
+      EXPECT_TRUE(refused(gpu().query(s), Errc::capture_unsafe));
+      EXPECT_TRUE(refused(gpu().copy_d2h_async(pageable, ptr, s), Errc::capture_unsafe));
+      EXPECT_TRUE(refused(gpu().begin_capture(s), Errc::invalid_argument));
+      EXPECT_TRUE(refused(gpu().destroy_stream(s), Errc::capture_unsafe));
+    }
+    must(gpu().memset_async(ptr, 0x07, 64, second));
+    const GraphHandle graph = must(gpu().end_capture(second));
+    for (const StreamHandle s : {first, second, late}) {
+      EXPECT_FALSE(gpu().stream_is_capturing(s));
+      EXPECT_TRUE(ok(gpu().synchronize(s)));
+    }
+    EXPECT_EQ(must(gpu().graph_memory(graph)).size(), 1u) << "what was captured through the other handle is not named";
+    EXPECT_TRUE(refused(gpu().free(ptr), Errc::in_use));
+    must(gpu().destroy_stream(late));
+    must(gpu().destroy_graph(graph));
+  }
+}
+
+TEST_F(Streams, ANativeStreamThatIsUsedAgainIsNotCaptured) {
+  need({foreign_streams, graphs});
+  // The wrap of a destroyed stream may name the stream that is made next: the two are then captured together or not at all.
+  const StreamHandle gone = stream();
+  const StreamHandle stale = must(gpu().wrap_stream(must(gpu().native_stream(gone))));
+  must(gpu().destroy_stream(gone));
+  const StreamHandle next = stream();
+  const bool same = must(gpu().native_stream(next)) == must(gpu().native_stream(stale));
+  must(gpu().begin_capture(next));
+  EXPECT_EQ(refused(gpu().synchronize(stale), Errc::capture_unsafe), same);
+  must(gpu().destroy_graph(must(gpu().end_capture(next))));
+  must(gpu().destroy_stream(stale));
+  EXPECT_TRUE(ok(gpu().synchronize(next)));
+}
+
+TEST_F(Streams, TheDefaultStreamIsNotCapturedThroughAWrap) {
+  need({foreign_streams, events, graphs});
+  const StreamHandle wrapped = must(gpu().wrap_stream(must(gpu().native_stream(gpu().default_stream()))));
+  EXPECT_TRUE(refused(gpu().begin_capture(wrapped), Errc::invalid_argument, {"default stream"}));
+  const StreamHandle s = stream();
+  const EventHandle inside = event();
+  must(gpu().begin_capture(s));
+  must(gpu().record_event(inside, s));
+  EXPECT_TRUE(refused(gpu().stream_wait_event(wrapped, inside), Errc::invalid_argument, {"default stream"}));
+  must(gpu().destroy_graph(must(gpu().end_capture(s))));
+  EXPECT_TRUE(ok(gpu().destroy_stream(wrapped))) << "the handle is ours to give back, the stream is not";
+  EXPECT_TRUE(ok(gpu().synchronize(gpu().default_stream())));
+}
+
 TEST_F(Streams, WrapRefusesStreamZero) {
   need({foreign_streams});
   EXPECT_TRUE(refused(gpu().wrap_stream(0), Errc::invalid_argument));
