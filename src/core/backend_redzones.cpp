@@ -29,6 +29,7 @@ Result<std::uint64_t> GpuBackend::scan_redzones(Site site) {
     METRALE_TRY(do_synchronize_device());
     StreamRecord* stream = METRALE_TRY(f.stream(f.default_stream, site));
 
+    const std::unique_lock<std::mutex> held = f.red_zones.hold();
     // Every band in one batch with one wait.
     const std::vector<RedZone> zones = f.red_zones.snapshot();
     std::uint64_t total = 0;
@@ -72,6 +73,7 @@ Result<> GpuBackend::poison_redzones(std::uint64_t lo, std::uint64_t hi, Site si
     METRALE_TRY(f.guard_thread(op.op, site));
     if (!f.red_zones.on()) return {};
     StreamRecord* stream = METRALE_TRY(f.stream(f.default_stream, site));
+    const std::unique_lock<std::mutex> held = f.red_zones.hold();
     for (const RedZone& zone : f.red_zones.snapshot()) {
       const std::uint8_t value = zone.index >= lo && zone.index < hi ? kPoison : 0;
       METRALE_TRY(do_memset(zone.base.offset(zone.block_bytes), value, zone.band_bytes, stream->native));

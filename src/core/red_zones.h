@@ -32,12 +32,16 @@ class RedZones {
   std::uint64_t band_bytes() const noexcept { return band_bytes_; }
   std::uint64_t next_index() noexcept { return next_index_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// While it lives, no band is forgotten, so no block that has one is freed; one scan or poison at a time holds it.
+  [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(hold_mutex_); }
+
   void add(const RedZone& zone) {
     std::lock_guard lock(mutex_);
     zones_[zone.base.address] = zone;
   }
-  /// Forgets the band of a block and returns its size; 0 when it has none.
+  /// Forgets the band of a block, before the block is freed, and returns its size; 0 when it has none. Waits while they are held.
   std::uint64_t remove(DevicePtr base) {
+    std::lock_guard hold(hold_mutex_);
     std::lock_guard lock(mutex_);
     const auto it = zones_.find(base.address);
     if (it == zones_.end()) return 0;
@@ -60,6 +64,7 @@ class RedZones {
  private:
   const std::uint64_t band_bytes_;
   std::atomic<std::uint64_t> next_index_{0};
+  std::mutex hold_mutex_;  // taken before the other
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, RedZone> zones_;
 };

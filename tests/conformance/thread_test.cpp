@@ -205,6 +205,24 @@ TEST_F(Threads, ReportWhileOthersAllocate) {
   EXPECT_EQ(gpu().live_bytes(), 0u);
 }
 
+TEST_F(Threads, ScanAndPoisonWhileOthersFree) {
+  if (isolated()) return;  // reading memory that was given back may end the process
+  CreateOptions options;
+  options.face.redzone_bytes = 64;
+  remake(options);
+  for (int i = 0; i < 500; ++i) block(256);
+  // One size that goes back to the system at once, and one that the next allocation gets.
+  Repeating freeing_large([&] { must(gpu().free(must(gpu().alloc(5 << 20)))); });
+  Repeating freeing_small([&] { must(gpu().free(must(gpu().alloc(1000)))); });
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    must(gpu().poison_redzones(0, 5 * i));
+    ASSERT_EQ(must(gpu().scan_redzones()), 0u) << "round " << i;
+  }
+  freeing_large.end();
+  freeing_small.end();
+  EXPECT_EQ(gpu().live_alloc_count(), 500u);
+}
+
 TEST_F(Threads, AttachAndDetachObserversWhileOthersCall) {
   class Counting : public Observer {
    public:
