@@ -74,7 +74,7 @@ struct LaunchAttributes {
   Dim3 cluster{0, 0, 0};          ///< Blocks in a cluster; all zero: none.
   bool cooperative = false;       ///< All blocks resident at once.
   bool dependent_launch = false;  ///< May start before its predecessor ends; only for kernels that publish that they wait.
-  constexpr bool any() const noexcept { return cluster.x != 0 || cooperative || dependent_launch; }
+  constexpr bool any() const noexcept { return cluster != Dim3{0, 0, 0} || cooperative || dependent_launch; }
 };
 
 }  // namespace metrale

@@ -63,13 +63,44 @@ std::string describe_args(std::span<const KernelArg> args, const FaceState& f) {
   return text;
 }
 
+/// The parameters of a raw launch: nothing tells which are addresses, so a word that falls in a known block is taken for one.
+std::string describe_params(const KernelRecord& kernel, void* const* params, const FaceState& f) {
+  std::string text;
+  for (std::size_t i = 0; i < kernel.facts.param_bytes.size(); ++i) {
+    const std::uint32_t bytes = kernel.facts.param_bytes[i];
+    std::uint64_t word = 0;
+    const bool is_word = params[i] != nullptr && bytes <= sizeof(word);
+    if (is_word) std::memcpy(&word, params[i], bytes);
+    text += fmt::format("{}{}: ", i == 0 ? "" : ", ", i);
+    if (!is_word) {
+      text += fmt::format("{} bytes", bytes);
+    } else {
+      text += bytes == sizeof(word) && f.device.find({word}) ? f.describe_address({word}) : fmt::format("{:#x}", word);
+    }
+  }
+  return text;
+}
+
+/// What a failed launch notes.
+std::string describe_launch(const KernelRecord& kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes,
+                            std::string_view arguments) {
+  return fmt::format("kernel {}.{}, grid {}, block {}, {} bytes shared, arguments {}", kernel.module, kernel.function,
+                     geometry(grid), geometry(block), shared_bytes, arguments);
+}
+
 Result<> check_geometry(const KernelRecord& kernel, Dim3 grid, Dim3 block, GpuBackend::Site site) {
-  if (grid.x != 0 && grid.y != 0 && grid.z != 0 && block.x != 0 && block.y != 0 && block.z != 0) [[likely]]
+  std::uint64_t blocks = 0;
+  std::uint64_t threads = 0;
+  std::uint64_t all = 0;
+  const bool fits = !__builtin_mul_overflow(std::uint64_t{grid.x} * grid.y, grid.z, &blocks) &&
+                    !__builtin_mul_overflow(std::uint64_t{block.x} * block.y, block.z, &threads) &&
+                    !__builtin_mul_overflow(blocks, threads, &all);
+  if (fits && all != 0) [[likely]]
     return {};
-  return Error(
-      Errc::invalid_argument,
-      fmt::format("{}.{}: grid {} block {} has a zero dimension", kernel.module, kernel.function, geometry(grid), geometry(block)),
-      site);
+  return Error(Errc::invalid_argument,
+               fmt::format("{}.{}: grid {} block {} has {}", kernel.module, kernel.function, geometry(grid), geometry(block),
+                           fits ? "a zero dimension" : "more threads than 64 bits count"),
+               site);
 }
 
 Result<> check_attributes(const FaceState& f, const KernelRecord& kernel, const LaunchAttributes& a, GpuBackend::Site site) {
@@ -77,7 +108,14 @@ Result<> check_attributes(const FaceState& f, const KernelRecord& kernel, const 
     if (f.capabilities.has(c)) return {};
     return Error(Errc::unsupported, fmt::format("{}.{}: {}", kernel.module, kernel.function, f.capabilities.why_not(c)), site);
   };
-  if (a.cluster.x != 0) METRALE_TRY(need(Capability::cluster_launch));
+  if (a.cluster != Dim3{0, 0, 0}) {
+    METRALE_TRY(need(Capability::cluster_launch));
+    if (a.cluster.x == 0 || a.cluster.y == 0 || a.cluster.z == 0) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("{}.{}: cluster {} has a zero dimension", kernel.module, kernel.function, geometry(a.cluster)),
+                   site);
+    }
+  }
   if (a.cooperative) METRALE_TRY(need(Capability::cooperative_launch));
   if (a.dependent_launch) {
     METRALE_TRY(need(Capability::dependent_launch));
@@ -151,7 +189,21 @@ Result<KernelHandle> GpuBackend::kernel(std::string_view module, std::string_vie
       std::lock_guard lock(f.audit_mutex);
       ++f.audit.num_hits;
     }
+    const auto known = [&]() -> KernelHandle {  // kernels_mutex is held
+      const auto functions = f.kernels_by_name.find(module);
+      if (functions == f.kernels_by_name.end()) return {};
+      const auto handle = functions->second.find(function);
+      return handle == functions->second.end() ? KernelHandle{} : handle->second;
+    };
+    {
+      std::lock_guard lock(f.kernels_mutex);
+      op.kernel = known();
+    }
+    if (op.kernel) return op.kernel;
     KernelFacts facts = METRALE_TRY(do_kernel_facts(*native));
+    std::lock_guard lock(f.kernels_mutex);
+    op.kernel = known();
+    if (op.kernel) return op.kernel;  // another thread was first
     const std::uint64_t value = f.kernels.insert([&](KernelRecord& record, std::uint64_t) {
       record.native = *native;
       record.facts = std::move(facts);
@@ -162,14 +214,13 @@ Result<KernelHandle> GpuBackend::kernel(std::string_view module, std::string_vie
     });
     if (value == 0) return Error(Errc::internal, "no kernel handle is left", site);
     op.kernel = {value};
-    return KernelHandle{value};
+    f.kernels_by_name[std::string(module)].emplace(function, op.kernel);
+    return op.kernel;
   });
 }
 
 Result<bool> GpuBackend::has_module(std::string_view module, Site site) {
-  if (!face_->usable()) return face_->lost(site);
-  METRALE_TRY(face_->require(Capability::kernels, site));
-  return do_has_module(module);
+  return face_->run({.op = Op::has_module, .site = site}, [&] { return do_has_module(module); });
 }
 
 Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
@@ -192,9 +243,7 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
       launched = do_synchronize(s->native);
     if (!launched) [[unlikely]] {
-      return Error(std::move(launched).error())
-          .with_note(fmt::format("kernel {}.{}, grid {}, block {}, {} bytes shared, arguments {}", k->module, k->function,
-                                 geometry(grid), geometry(block), shared_bytes, describe_args(args, f)));
+      return Error(std::move(launched).error()).with_note(describe_launch(*k, grid, block, shared_bytes, describe_args(args, f)));
     }
     if (capturing) [[unlikely]] {
       for (const KernelArg& arg : args) {
@@ -238,13 +287,17 @@ Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uin
     }
     const LaunchAttributes none;
     const LaunchDesc launch{k->native, grid, block, shared_bytes, s->native, {}, params, &none};
-    METRALE_TRY(do_launch(launch));
-    if (f.debug_sync_kernels && s->capture.load(std::memory_order_acquire) == 0) return do_synchronize(s->native);
-    return {};
+    Result<> launched = do_launch(launch);
+    if (launched && f.debug_sync_kernels && s->capture.load(std::memory_order_acquire) == 0) launched = do_synchronize(s->native);
+    if (launched) [[likely]]
+      return {};
+    return Error(std::move(launched).error())
+        .with_note(describe_launch(*k, grid, block, shared_bytes, describe_params(*k, params, f)));
   });
 }
 
 Result<const KernelFacts*> GpuBackend::kernel_facts(KernelHandle kernel, Site site) const {
+  METRALE_TRY(health(site));
   KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
   return &record->facts;
 }
@@ -255,6 +308,7 @@ std::string GpuBackend::kernel_name(KernelHandle kernel) const {
 }
 
 Result<std::uint32_t> GpuBackend::kernel_n_tile(KernelHandle kernel, Site site) const {
+  METRALE_TRY(health(site));
   KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
   if (record->facts.n_tile.value_or(0) == 0) {
     return Error(Errc::not_found, fmt::format("{}.{} publishes no {}_n_tile", record->module, record->function, record->function),
@@ -264,11 +318,13 @@ Result<std::uint32_t> GpuBackend::kernel_n_tile(KernelHandle kernel, Site site) 
 }
 
 Result<bool> GpuBackend::kernel_casts_a_to_e4m3(KernelHandle kernel, Site site) const {
+  METRALE_TRY(health(site));
   KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
   return record->facts.casts_a_to_e4m3;
 }
 
 Result<> GpuBackend::check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site) {
+  METRALE_TRY(health(site));
   constexpr std::uint64_t kChunk = 64 * 1024;
   std::vector<std::uint16_t> values(std::min(n, kChunk));
   for (std::uint64_t done = 0; done < n; done += kChunk) {
@@ -299,7 +355,11 @@ Result<> GpuBackend::unload_modules(Site site) {
   return f.run(op, [&]() -> Result<> {
     METRALE_TRY(f.guard_device(op.op, site));
     METRALE_TRY(do_unload_modules());
-    for (const std::uint64_t handle : f.kernels.handles()) f.kernels.erase(handle);
+    {
+      std::lock_guard lock(f.kernels_mutex);
+      f.kernels_by_name.clear();
+      for (const std::uint64_t handle : f.kernels.handles()) f.kernels.erase(handle);
+    }
     f.op_cache->forget_kernels();
     for (const Allocation& block : f.device.snapshot()) {
       if (block.kind != MemoryKind::module_symbol) continue;

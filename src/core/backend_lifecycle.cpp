@@ -66,8 +66,7 @@ Result<std::uint32_t> GpuBackend::sm_count(Site site) {
 }
 
 Result<> GpuBackend::bind_to_thread(Site site) {
-  if (!face_->usable()) return face_->lost(site);
-  return do_bind_to_thread();
+  return face_->run({.op = Op::bind_to_thread, .site = site}, [&] { return do_bind_to_thread(); });
 }
 
 void GpuBackend::attach(Observer& observer) {

@@ -67,7 +67,8 @@ constexpr Needs needs(Op op) {
     case Op::begin_capture:
     case Op::end_capture:
     case Op::launch_graph: return Needs::of(graphs, streams);
-    case Op::kernel: return Needs::of(kernels);
+    case Op::kernel:
+    case Op::has_module: return Needs::of(kernels);
     case Op::launch: return Needs::of(kernels, streams);
     case Op::launch_raw: return Needs::of(raw_launch, kernels, streams);
     case Op::device_symbol: return Needs::of(device_symbols);

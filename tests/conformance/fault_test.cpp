@@ -62,6 +62,11 @@ TEST_F(Faults, LatchWithTheFirstReasonForEveryLaterCall) {
   same(gpu().begin_capture(other), "begin_capture");
   same(gpu().kernel(kModule, kFill), "kernel");
   same(gpu().has_module(kModule), "has_module");
+  same(gpu().kernel_facts(k), "kernel_facts");
+  same(gpu().kernel_n_tile(k), "kernel_n_tile");
+  same(gpu().kernel_casts_a_to_e4m3(k), "kernel_casts_a_to_e4m3");
+  same(gpu().native_stream(other), "native_stream");
+  same(gpu().bind_to_thread(), "bind_to_thread");
   same(gpu().launch_typed(k, {}, {}, 0, other, args), "launch_typed");
   same(gpu().sm_count(), "sm_count");
   same(gpu().free_memory(), "free_memory");
@@ -213,6 +218,23 @@ TEST_F(Faults, DebugSyncReportsAtTheKernelThatCausedIt) {
   const Result<> told = gpu().launch_typed(faulty, {3, 2, 1}, {32, 4, 1}, 4096, s, args);
   const std::string line = line_above();
   EXPECT_TRUE(refused(told, Errc::device_lost, {"conformance.fault", "(3, 2, 1)", "(32, 4, 1)", "4096", "1234", line}));
+}
+
+TEST_F(Faults, DebugSyncReportsRawLaunchesToo) {
+  if (isolated()) return;
+  need({raw_launch});
+  CreateOptions options;
+  options.face.debug_sync_kernels = true;
+  remake(options);
+  const StreamHandle s = stream();
+  DevicePtr at = block(1234).offset(100);
+  std::uint32_t value = 7;
+  const KernelHandle faulty = kernel(kFault);
+  std::array<void*, 2> params{&at, &value};
+  const Result<> told = gpu().launch(faulty, {3, 2, 1}, {32, 4, 1}, 4096, s, params.data());
+  const std::string line = line_above();
+  EXPECT_TRUE(
+      refused(told, Errc::device_lost, {"conformance.fault", "(3, 2, 1)", "(32, 4, 1)", "4096", "+100 of 1234", "0x7", line}));
 }
 
 TEST_F(Faults, ThrowingHostFunctionsDoNotEndTheProcess) {

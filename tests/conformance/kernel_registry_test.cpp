@@ -23,6 +23,18 @@ TEST_F(Kernels, AreFoundByModuleAndFunction) {
   }
 }
 
+TEST_F(Kernels, LookingUpAgainGivesTheSameHandle) {
+  const KernelHandle k = must(gpu().kernel(kModule, kFill));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(must(gpu().kernel(kModule, kFill)), k);
+  EXPECT_NE(must(gpu().kernel(kModule, kAxpy)), k);
+  EXPECT_EQ(gpu().kernel_audit().num_hits, 5u);
+  must(gpu().unload_modules());
+  const KernelHandle next = must(gpu().kernel(kModule, kFill));
+  EXPECT_NE(next, k);
+  EXPECT_TRUE(ok(gpu().kernel_facts(next)));
+  EXPECT_TRUE(refused(gpu().kernel_facts(k), Errc::invalid_argument));
+}
+
 TEST_F(Kernels, MissesAreNotFoundAndNamed) {
   EXPECT_TRUE(refused(gpu().kernel(kModule, "no_such_function"), Errc::not_found, {"no_such_function"}));
   EXPECT_TRUE(refused(gpu().kernel("no_such_module", kFill), Errc::not_found, {"no_such_module"}));
@@ -160,9 +172,8 @@ TEST_F(Kernels, RegistryListsEveryKernelSorted) {
 }
 
 TEST_F(Kernels, RegistryIsMissingOnTheMockOnly) {
-  if (gpu().capabilities().has(computes)) {
-    EXPECT_NE(gpu().kernel_registry(), nullptr);
-  }
+  // What only records has kernels by name and no module set.
+  EXPECT_EQ(gpu().kernel_registry() != nullptr, gpu().capabilities().has(computes));
 }
 
 TEST_F(Kernels, DeviceSymbolsHaveAddressAndSizeAndAreKnownToCopies) {
@@ -186,6 +197,16 @@ TEST_F(Kernels, MissingDeviceSymbolsAreNotFound) {
   ASSERT_NE(registry, nullptr);
   EXPECT_TRUE(refused(registry->device_symbol(kModule, "no_such_symbol"), Errc::not_found, {"no_such_symbol"}));
   EXPECT_TRUE(refused(registry->device_symbol("no_such_module", kSymbol), Errc::not_found, {"no_such_module"}));
+}
+
+TEST_F(Kernels, AnswerDeviceLostAfterShutdown) {
+  const KernelHandle k = must(gpu().kernel(kModule, kTiled));
+  must(gpu().shutdown());
+  EXPECT_TRUE(refused(gpu().kernel_facts(k), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().kernel_n_tile(k), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().kernel_casts_a_to_e4m3(k), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().has_module(kModule), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().check_e4m3_range({}, 0, gpu().default_stream()), Errc::device_lost));
 }
 
 TEST_F(Kernels, UnloadedModulesTakeTheirHandlesAlong) {

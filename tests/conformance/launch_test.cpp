@@ -213,6 +213,23 @@ TEST_F(Launch, ZeroDimensionsAreRefused) {
   }
 }
 
+TEST_F(Launch, GridsThatOverflowAreRefused) {
+  const DevicePtr out = block(64);
+  const KernelHandle k = kernel(kTiled);
+  for (const Dim3 huge :
+       {Dim3{1u << 22, 1u << 22, 1u << 22}, Dim3{1u << 31, 1u << 31, 4}, Dim3{UINT32_MAX, UINT32_MAX, UINT32_MAX}}) {
+    EXPECT_TRUE(refused(try_launch(k, {KernelArg::buffer(out)}, huge, {}), Errc::invalid_argument, {"tiled"}));
+    EXPECT_TRUE(refused(try_launch(k, {KernelArg::buffer(out)}, {}, huge), Errc::invalid_argument, {"tiled"}));
+    // Each fits, and the threads of all blocks together do not.
+    EXPECT_TRUE(
+        refused(try_launch(k, {KernelArg::buffer(out)}, {1u << 31, 1u << 15, 1}, {1u << 18, 1, 1}), Errc::invalid_argument));
+    if (!gpu().capabilities().has(raw_launch)) continue;
+    DevicePtr value = out;
+    void* param = &value;
+    EXPECT_TRUE(refused(gpu().launch(k, huge, {}, 0, gpu().default_stream(), &param), Errc::invalid_argument));
+  }
+}
+
 TEST_F(Launch, NullAndForeignHandlesAreRefused) {
   const DevicePtr out = block(64);
   const std::array<KernelArg, 1> args{KernelArg::buffer(out)};
@@ -255,6 +272,18 @@ TEST_F(Launch, DependentLaunchNeedsAKernelThatWaits) {
   settle(gpu().default_stream());
   if (gpu().capabilities().has(computes)) {
     EXPECT_EQ(read_log(log, 4), (std::vector<std::uint32_t>{2, 3}));
+  }
+}
+
+TEST_F(Launch, ClustersWithAZeroDimensionAreRefused) {
+  const DevicePtr out = block(64);
+  const KernelHandle k = kernel(kTiled);
+  const Errc code = gpu().capabilities().has(cluster_launch) ? Errc::invalid_argument : Errc::unsupported;
+  for (const Dim3 shape : {Dim3{0, 2, 1}, Dim3{0, 0, 2}, Dim3{2, 0, 1}, Dim3{2, 1, 0}}) {
+    LaunchAttributes attributes;
+    attributes.cluster = shape;
+    EXPECT_TRUE(refused(try_launch(k, {KernelArg::buffer(out)}, {2, 2, 2}, {}, attributes), code, {"tiled"}))
+        << shape.x << " x " << shape.y << " x " << shape.z;
   }
 }
 

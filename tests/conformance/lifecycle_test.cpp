@@ -53,6 +53,8 @@ TEST_F(Lifecycle, CallsAfterShutdownAnswerDeviceLostAndReleasingDoesNothing) {
   EXPECT_TRUE(refused(gpu().event_query(e), Errc::device_lost));
   EXPECT_TRUE(refused(gpu().create_stream(), Errc::device_lost));
   EXPECT_TRUE(refused(gpu().sm_count(), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().native_stream(s), Errc::device_lost));
+  EXPECT_TRUE(refused(gpu().bind_to_thread(), Errc::device_lost));
   EXPECT_TRUE(ok(gpu().free(ptr)));
   EXPECT_TRUE(ok(gpu().destroy_event(e)));
   EXPECT_TRUE(ok(gpu().destroy_stream(s)));

@@ -133,8 +133,8 @@ class MockControl {
   void mark_module_absent(std::string_view module);
   /// The look-up of one kernel fails with not_found.
   void deny_kernel(std::string_view module, std::string_view function);
-  /// What the kernel publishes from its next look-up on: signature, tile width, E4M3 cast, dependency wait. A kernel without facts
-  /// takes any arguments.
+  /// What the kernel publishes from its first look-up on, or the first since modules were unloaded: signature, tile width, E4M3
+  /// cast, dependency wait. A kernel without facts takes any arguments.
   void set_kernel_facts(std::string_view module, std::string_view function, KernelFacts facts);
   /// Larger single allocations fail with out_of_memory; nullopt lifts the limit.
   void set_max_allocation_bytes(std::optional<std::uint64_t> bytes);

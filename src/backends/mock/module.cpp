@@ -21,7 +21,7 @@ Result<NativeKernel> MockBackend::do_find_kernel(std::string_view module, std::s
 }
 
 Result<bool> MockBackend::do_has_module(std::string_view module) {
-  METRALE_TRY(state().enter_step());
+  METRALE_TRY(enter(Op::has_module));
   std::lock_guard lock(state().mutex);
   return !state().absent_modules.contains(module);
 }

@@ -35,6 +35,7 @@ class Scripted : public host::HostBackend {
   std::function<Result<NativeGraph>(NativeGraph)> on_end_capture;
   std::function<std::vector<DevicePtr>()> graph_addresses;
   std::function<Result<>()> on_unload;
+  std::function<Result<>()> on_has_module, on_bind_to_thread;
   std::function<Result<>()> on_host_alias, on_free_pinned, on_unregister;
   std::function<Result<>()> on_record_event, on_destroy_event;
   std::atomic<int> num_alloc{0}, num_free{0}, num_sync{0}, num_sm_count{0};
@@ -103,6 +104,11 @@ class Scripted : public host::HostBackend {
     METRALE_TRY(HostBackend::do_destroy_event(event));
     return on_destroy_event ? on_destroy_event() : Result<>();
   }
+  Result<bool> do_has_module(std::string_view module) override {
+    if (on_has_module) METRALE_TRY(on_has_module());
+    return HostBackend::do_has_module(module);
+  }
+  Result<> do_bind_to_thread() override { return on_bind_to_thread ? on_bind_to_thread() : HostBackend::do_bind_to_thread(); }
   Result<> do_unload_modules() override { return on_unload ? on_unload() : HostBackend::do_unload_modules(); }
 };
 
@@ -358,6 +364,35 @@ TEST_F(FacePolicyTest, BackendsOfOneDeviceShareItsFault) {
   EXPECT_ERRC(second->alloc(100), Errc::device_lost);
   EXPECT_EQ(second->num_alloc, 0) << "a hook ran on a lost device";
   EXPECT_TRUE(b_->health().has_value()) << "another device is fine";
+}
+
+TEST_F(FacePolicyTest, ALostPeerIsNotThisDevice) {
+  const std::unique_ptr<Scripted> peer = Scripted::make_one();
+  const DevicePtr src = peer->alloc(64).value();
+  const DevicePtr dst = b_->alloc(64).value();
+  peer->on_alloc = [](std::uint64_t) -> Result<DevicePtr> { return Error(Errc::device_lost, "burnt"); };
+  EXPECT_ERRC(peer->alloc(64), Errc::device_lost);
+  const Result<> copied = b_->copy_peer_async(dst, *peer, src, 64, b_->default_stream());
+  EXPECT_ERRC(copied, Errc::invalid_argument);
+  EXPECT_NE(copied.error().message().find("burnt"), std::string::npos) << copied.error().to_string();
+  ASSERT_OK(b_->health());
+}
+
+TEST_F(FacePolicyTest, CallsWithoutObjectsLatchALostDeviceToo) {
+  for (const bool binds : {false, true}) {
+    const std::unique_ptr<Scripted> backend = Scripted::make_one();
+    backend->on_has_module = backend->on_bind_to_thread = []() -> Result<> { return Error(Errc::device_lost, "burnt"); };
+    const auto call = [&](std::source_location site) -> Result<> {
+      if (binds) return backend->bind_to_thread(site);
+      if (auto has = backend->has_module("m", site); !has) return Error(std::move(has).error());
+      return {};
+    };
+    const std::source_location here = std::source_location::current();
+    const Result<> told = call(here);
+    EXPECT_ERRC(told, Errc::device_lost);
+    EXPECT_EQ(told.error().site().line(), here.line());
+    EXPECT_ERRC(backend->health(), Errc::device_lost);
+  }
 }
 
 TEST_F(FacePolicyTest, ADeviceStaysLostForTheProcess) {

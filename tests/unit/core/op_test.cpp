@@ -28,6 +28,7 @@ TEST(OpTest, NamesFollowTheEnumeration) {
   EXPECT_EQ(to_string(Op::enqueue_host), "enqueue_host");
   EXPECT_EQ(to_string(Op::event_elapsed_ns), "event_elapsed_ns");
   EXPECT_EQ(to_string(Op::capture_uses), "capture_uses");
+  EXPECT_EQ(to_string(Op::has_module), "has_module");
   EXPECT_EQ(to_string(Op::sm_count), "sm_count");
   EXPECT_EQ(to_string(static_cast<Op>(kNumOps)), "unknown");
 }
