@@ -114,9 +114,10 @@ class GpuBackend : public BackendHooks {
   /// Gives pinned memory back; null is a no-op; `bytes` must be the size asked for. In-flight rule and errors as `free`.
   Result<> free_host_pinned(void* ptr, std::uint64_t bytes, Site site = Site::current());
   /// Pins existing memory, which the caller keeps alive until `unregister_host`.
-  /// Errors: invalid_argument (empty, or overlaps pinned or registered memory), capture_unsafe (this thread holds a capture).
+  /// Errors: invalid_argument (empty, or overlaps memory that is known already), capture_unsafe (this thread holds a capture).
   Result<> register_host(std::span<std::byte> memory, Site site = Site::current());
-  /// Unpins the registered memory that starts at `ptr`; null is a no-op. Errors: as `free`.
+  /// Unpins the registered memory that starts at `ptr`, which its owner may free from then on; null is a no-op.
+  /// Ordering: waits for all work enqueued before. Errors: as `free`.
   Result<> unregister_host(void* ptr, Site site = Site::current());
   /// Device alias of pinned or registered memory, interior pointers included. Errors: invalid_argument (others).
   Result<DevicePtr> host_ptr_to_device(const void* host, Site site = Site::current());
@@ -126,8 +127,8 @@ class GpuBackend : public BackendHooks {
   /// Makes memory of another library known to checks and reports, outside `live_bytes`; never freed by us. The owner keeps it alive
   /// until `disown`. Errors: invalid_argument (null, empty, or overlaps a live block).
   Result<> adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view label, Site site = Site::current());
-  /// Forgets adopted memory, which its owner may free from then on.
-  /// Errors: invalid_argument (not adopted), in_use (a live graph names it).
+  /// Forgets adopted memory, which its owner may free from then on. Ordering: waits for all work enqueued before.
+  /// Errors: invalid_argument (not adopted), in_use (a live graph names it), capture_unsafe (this thread holds a capture).
   Result<> disown(DevicePtr ptr, Site site = Site::current());
   /// What is adopted now, with its labels.
   std::vector<std::pair<std::string, Allocation>> adopted_memory() const;
@@ -216,7 +217,8 @@ class GpuBackend : public BackendHooks {
   ///   is wrong; a note names its index.
   Result<> copy_batch_async(std::span<const CopyDesc> copies, StreamHandle stream, Site site = Site::current());
   /// Enqueues a copy from another device of this process; staged where peers cannot. `stream` belongs to this backend.
-  /// Errors: out_of_range (either end), capture_unsafe (`stream` is captured: a graph cannot name another device's memory).
+  /// Errors: out_of_range (either end), invalid_argument (`from` is lost or was shut down; this device goes on), capture_unsafe
+  ///   (`stream` is captured: a graph cannot name another device's memory).
   Result<> copy_peer_async(DevicePtr dst, GpuBackend& from, DevicePtr src, std::uint64_t bytes, StreamHandle stream,
                            Site site = Site::current());
   /// Copies with a pageable host end so far, which the driver may have made blocking.
@@ -230,7 +232,7 @@ class GpuBackend : public BackendHooks {
   Result<StreamHandle> create_stream(int priority = 0, Site site = Site::current());
   /// Returns at once; pending work completes. The default stream: invalid_argument. Captured: capture_unsafe. Null is a no-op.
   Result<> destroy_stream(StreamHandle stream, Site site = Site::current());
-  /// Takes another library's stream; destroying the handle leaves the stream alone.
+  /// Takes another library's stream; destroying the handle leaves the stream alone. Handles of one stream are captured together.
   Result<StreamHandle> wrap_stream(std::uint64_t native, Site site = Site::current());
   /// The driver's own handle, for libraries that need it.
   Result<std::uint64_t> native_stream(StreamHandle stream, Site site = Site::current()) const;
@@ -294,19 +296,21 @@ class GpuBackend : public BackendHooks {
 
   // ---- kernels ----
 
-  /// Finds a kernel; the audit records hit or miss with the caller. Errors: not_found, internal (a miss after `seal_audit`).
+  /// Finds a kernel, by the same handle each time until modules are unloaded; the audit records hit or miss with the caller.
+  /// Errors: not_found, internal (a miss after `seal_audit`).
   Result<KernelHandle> kernel(std::string_view module, std::string_view function, Site site = Site::current());
   /// Whether the module is loaded; never recorded.
   Result<bool> has_module(std::string_view module, Site site = Site::current());
   /// Enqueues a kernel over `grid` blocks of `block` threads.
   /// Typed arguments are compared with the kernel's signature at every launch.
   /// Lifetime: arguments are read during the call; the memory that buffers point to must outlive the work.
-  /// Errors: invalid_argument (zero dimension, wrong count or size of arguments: names kernel, index, both sizes; over 4 KiB in
-  ///   all; dependent launch of a kernel that does not wait), unsupported (attribute).
+  /// Errors: invalid_argument (zero dimension, of a cluster too; more threads in all than 64 bits count; wrong count or size of
+  ///   arguments: names kernel, index, both sizes; over 4 KiB in all; dependent launch of a kernel that does not wait),
+  ///   unsupported (attribute).
   Result<> launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
                         std::span<const KernelArg> args, const LaunchAttributes& attributes = {}, Site site = Site::current());
   /// The raw form: `params` holds one pointer for each parameter. Nothing about them is checked, and no memory is named.
-  /// Errors: invalid_argument (zero dimension, null `params` of a kernel that has parameters).
+  /// Errors: invalid_argument (zero dimension, too many threads, null `params` of a kernel that has parameters).
   Result<> launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream, void** params,
                   Site site = Site::current());
   /// What the kernel publishes; valid until modules are unloaded.

@@ -150,6 +150,9 @@ class BackendHooks {
   /// Waits at most `timeout`; `timeout` error when work remains.
   virtual Result<> do_synchronize_for(NativeStream stream, std::chrono::nanoseconds timeout);
   virtual Result<> do_synchronize_device();
+  /// Waits for all work enqueued before, that of destroyed streams too, and leaves open captures alone: memory that other work has
+  /// used goes back to its owner then. Default: do_synchronize_device.
+  virtual Result<> do_wait_for_earlier_work();
   /// True when all work enqueued so far is done; never blocks.
   virtual Result<bool> do_query(NativeStream stream);
   /// Runs `fn` on a host thread in stream order; captured on a capturing stream, then run at every replay.

@@ -78,6 +78,7 @@ Result<NativeStream> BackendHooks::do_wrap_stream(std::uint64_t) { return absent
 Result<> BackendHooks::do_synchronize(NativeStream) { return absent(do_name(), "streams"); }
 Result<> BackendHooks::do_synchronize_for(NativeStream, std::chrono::nanoseconds) { return absent(do_name(), "streams"); }
 Result<> BackendHooks::do_synchronize_device() { return absent(do_name(), "streams"); }
+Result<> BackendHooks::do_wait_for_earlier_work() { return do_synchronize_device(); }
 Result<bool> BackendHooks::do_query(NativeStream) { return absent(do_name(), "streams"); }
 Result<> BackendHooks::do_enqueue_host(NativeStream, std::function<void()>) {
   return absent(do_name(), "host functions in streams");

@@ -322,7 +322,7 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
         f.abandoned_bytes.fetch_add(block.bytes, std::memory_order_relaxed);
         continue;
       }
-      Result<> freed = block.kind == MemoryKind::pinned ? do_free_pinned(ptr, block.bytes) : do_unregister_host(ptr, block.bytes);
+      Result<> freed = block.kind == MemoryKind::pinned ? do_free_pinned(ptr, block.bytes) : f.unregister(ptr, block.bytes);
       if (!freed) log(LogLevel::warning, fmt::format("sweep: {}", freed.error().to_string()));
     }
     if (!swept.empty()) {

@@ -16,11 +16,12 @@ namespace {
 
 DevicePtr host_key(const void* ptr) { return {reinterpret_cast<std::uintptr_t>(ptr)}; }
 
-bool overlaps(const AllocLedger& ledger, DevicePtr base, std::uint64_t bytes) {
+/// A block that shares bytes with [base, base + bytes).
+std::optional<Allocation> overlapping(const AllocLedger& ledger, DevicePtr base, std::uint64_t bytes) {
   for (const Allocation& block : ledger.snapshot()) {
-    if (block.base.address < base.address + bytes && base.address < block.base.address + block.bytes) return true;
+    if (block.base.address < base.address + bytes && base.address < block.base.address + block.bytes) return block;
   }
-  return false;
+  return std::nullopt;
 }
 
 /// Makes host memory known on both sides.
@@ -29,6 +30,15 @@ Result<> enter(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t byt
   if (f.capabilities.has(Capability::host_alias)) {
     const DevicePtr alias = METRALE_TRY(alias_of(ptr));
     std::lock_guard lock(f.alias_mutex);
+    if (kind == MemoryKind::registered) {
+      if (const auto block = overlapping(f.device, alias, bytes)) {
+        return Error(Errc::invalid_argument,
+                     fmt::format("register_host: the device sees the memory at [{:#x}, +{}), where {} bytes of {} memory allocated "
+                                 "at {} are",
+                                 alias.address, bytes, block->bytes, metrale::to_string(block->kind), at(block->site)),
+                     site);
+      }
+    }
     f.aliases[host_key(ptr).address] = alias;
     f.device.add(alias, bytes, kind, site);
   }
@@ -70,6 +80,21 @@ Result<Allocation> leave(FaceState& f, GpuBackend::Site site, std::string_view w
 
 }  // namespace
 
+namespace detail {
+
+Result<> FaceState::wait_for_earlier_work() {
+  // Without streams every call is done when it returns.
+  return capabilities.has(Capability::streams) ? hooks.do_wait_for_earlier_work() : Result<>();
+}
+
+Result<> FaceState::unregister(void* ptr, std::uint64_t bytes) {
+  Result<> waited = wait_for_earlier_work();
+  Result<> unpinned = hooks.do_unregister_host(ptr, bytes);
+  return waited ? std::move(unpinned) : std::move(waited);
+}
+
+}  // namespace detail
+
 Result<std::span<std::byte>> GpuBackend::alloc_host_pinned(std::uint64_t bytes, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::alloc_host_pinned, .bytes = bytes, .site = site};
@@ -103,7 +128,7 @@ Result<> GpuBackend::register_host(std::span<std::byte> memory, Site site) {
   return f.run(op, [&]() -> Result<> {
     if (memory.empty()) return Error(Errc::invalid_argument, "register_host of no memory", site);
     METRALE_TRY(f.guard_thread(op.op, site));
-    if (overlaps(f.host, host_key(memory.data()), memory.size())) {
+    if (overlapping(f.host, host_key(memory.data()), memory.size())) {
       return Error(Errc::invalid_argument, "register_host: the memory overlaps pinned or registered memory", site);
     }
     METRALE_TRY(do_register_host(memory.data(), memory.size()));
@@ -121,7 +146,7 @@ Result<> GpuBackend::unregister_host(void* ptr, Site site) {
   return f.run_always(op, [&]() -> Result<> {
     METRALE_TRY(f.guard_thread(op.op, site));
     const Allocation block = METRALE_TRY(leave(f, site, "unregister_host", ptr, 0, MemoryKind::registered));
-    return f.usable() ? do_unregister_host(ptr, block.bytes) : Result<>();
+    return f.usable() ? f.unregister(ptr, block.bytes) : Result<>();
   });
 }
 
@@ -150,7 +175,7 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
     if (!ptr || bytes == 0)
       return Error(Errc::invalid_argument, fmt::format("adopt of {} bytes at {:#x}", bytes, ptr.address), site);
     std::lock_guard lock(f.alias_mutex);
-    if (bytes > UINT64_MAX - ptr.address || overlaps(f.device, ptr, bytes)) {
+    if (bytes > UINT64_MAX - ptr.address || overlapping(f.device, ptr, bytes)) {
       return Error(Errc::invalid_argument,
                    fmt::format("adopt of \"{}\": [{:#x}, +{}) overlaps a live block", label, ptr.address, bytes), site);
     }
@@ -174,10 +199,13 @@ Result<> GpuBackend::disown(DevicePtr ptr, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::disown, .dst = ptr.address, .site = site};
   return f.run_always(op, [&]() -> Result<> {
+    METRALE_TRY(f.guard_thread(op.op, site));
     METRALE_TRY(f.take_block(op.op, ptr, kind_bit(MemoryKind::adopted), site));
-    std::lock_guard lock(f.alias_mutex);
-    f.adopted_labels.erase(ptr.address);
-    return {};
+    {
+      std::lock_guard lock(f.alias_mutex);
+      f.adopted_labels.erase(ptr.address);
+    }
+    return f.usable() ? f.wait_for_earlier_work() : Result<>();
   });
 }
 

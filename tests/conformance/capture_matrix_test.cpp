@@ -21,6 +21,8 @@ struct Scene {
   DevicePtr block, second;  ///< Not part of the capture.
   DevicePtr arena, pooled;
   std::span<std::byte> pinned;
+  DevicePtr adopted;
+  std::span<std::byte> registered;
   GraphHandle graph;
   std::vector<std::byte>& host;
 };
@@ -62,6 +64,11 @@ const std::vector<Row>& rows() {
        Expect::on_holder,
        {pinned_memory},
        [](Scene& s) { return s.gpu.free_host_pinned(s.pinned.data(), s.pinned.size()); }},
+      {"UnregisterHost",
+       Expect::on_holder,
+       {host_registration},
+       [](Scene& s) { return s.gpu.unregister_host(s.registered.data()); }},
+      {"Disown", Expect::on_holder, {}, [](Scene& s) { return s.gpu.disown(s.adopted); }},
       {"Trim", Expect::on_holder, {pooled_memory}, [](Scene& s) { return drop(s.gpu.trim()); }},
       {"SweepUnreleased", Expect::on_holder, {}, [](Scene& s) { return drop(s.gpu.sweep_unreleased()); }},
       // Blocking copies and fills; scan and poison.
@@ -147,8 +154,16 @@ TEST_P(CaptureMatrix, AnswersAsPromisedAndTheCaptureSurvives) {
               must(gpu().alloc_arena(64)),
               {},
               {},
+              foreign_memory(64),
+              {},
               {},
               host};
+  must(gpu().adopt(scene.adopted, 64, "another library"));
+  std::vector<std::byte> registered(4096);
+  if (gpu().capabilities().has(host_registration)) {
+    must(gpu().register_host(registered));
+    scene.registered = registered;
+  }
   if (gpu().capabilities().has(pooled_memory)) scene.pooled = must(gpu().alloc_async(64, outside));
   if (gpu().capabilities().has(pinned_memory)) scene.pinned = must(gpu().alloc_host_pinned(64));
   must(gpu().begin_capture(outside));

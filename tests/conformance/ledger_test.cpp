@@ -203,6 +203,24 @@ TEST_F(Ledger, AdoptedMemoryIsNeverFreedByUs) {
   EXPECT_TRUE(ok(gpu().disown(theirs)));
 }
 
+TEST_F(Ledger, DisownWaitsForEarlierWork) {
+  need({copies, streams, host_callbacks});
+  need(under_test().foreign_memory != nullptr, "no memory of another library is there to be written");
+  for (const bool is_destroyed : {false, true}) {
+    const DevicePtr theirs = foreign_memory(4096);
+    must(gpu().adopt(theirs, 4096, "torch"));
+    fill(theirs, 0x01, 4096);
+    const StreamHandle s = stream();
+    Gate gate(gpu(), s);
+    must(gpu().memset_async(theirs, 0x66, 4096, s));
+    if (is_destroyed) must(gpu().destroy_stream(s));
+    EXPECT_FALSE(returns_before(gate, [&] { must(gpu().disown(theirs)); }));
+    must(gpu().adopt(theirs, 4096, "torch"));
+    EXPECT_TRUE(holds(theirs, 4096, 0x66)) << "the memory is still to be written when its owner may free it";
+    must(gpu().disown(theirs));
+  }
+}
+
 TEST_F(Ledger, DisownRefusesWhatWasNotAdopted) {
   const DevicePtr mine = block(64);
   EXPECT_TRUE(refused(gpu().disown(mine), Errc::invalid_argument));

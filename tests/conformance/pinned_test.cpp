@@ -59,7 +59,7 @@ TEST_F(Pinned, IsOutsideLiveBytesAndReportedUnderItsOwnHeading) {
 
 TEST_F(Pinned, IsReportedWhereItHasNoAliasToo) {
   if (gpu().capabilities().has(host_alias)) {
-    if (!under_test().drops_capabilities) return;  // always has one: shown by the cases beside this
+    need(under_test().drops_capabilities, "it always has one: shown by the cases beside this");
     remake({.without = {host_alias}});
   }
   pinned(2 << 20);
@@ -217,6 +217,40 @@ TEST_F(Pinned, RegisterRefusesNothingAndOverlaps) {
   const auto memory = pinned(100);
   EXPECT_TRUE(refused(gpu().register_host(memory.subspan(10)), Errc::invalid_argument));
   EXPECT_TRUE(ok(gpu().unregister_host(mine.data())));
+}
+
+TEST_F(Pinned, RegisterRefusesDeviceMemory) {
+  need({host_registration, host_alias, memory});
+  std::vector<std::byte> mine(4096);
+  must(gpu().register_host(mine));
+  const bool same = must(gpu().host_ptr_to_device(mine.data())).address == reinterpret_cast<std::uintptr_t>(mine.data());
+  must(gpu().unregister_host(mine.data()));
+  need(same, "its aliases are no host addresses, so host memory is never a device block");
+  const DevicePtr ptr = block(4096);
+  const std::span<std::byte> seen_by_host(reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(ptr.address)), 4096);
+  EXPECT_TRUE(refused(gpu().register_host(seen_by_host), Errc::invalid_argument, {"register_host"}));
+  EXPECT_TRUE(refused(gpu().register_host(seen_by_host.subspan(100, 8)), Errc::invalid_argument));
+  EXPECT_FALSE(gpu().is_pinned(seen_by_host));
+  ASSERT_EQ(gpu().live_allocations().size(), 1u);
+  EXPECT_EQ(gpu().live_allocations().front().kind, MemoryKind::device) << "the block's entry was written over";
+  EXPECT_TRUE(ok(gpu().free(ptr)));
+  EXPECT_EQ(gpu().live_bytes(), 0u);
+}
+
+TEST_F(Pinned, UnregisterWaitsForEarlierWork) {
+  need({host_registration, memory, copies, streams, host_callbacks});
+  const DevicePtr src = block(64);
+  fill(src, 0x55, 64);
+  for (const bool is_destroyed : {false, true}) {
+    std::vector<std::byte> mine(4096);
+    must(gpu().register_host(mine));
+    const StreamHandle s = stream();
+    Gate gate(gpu(), s);
+    must(gpu().copy_d2h_async(std::span(mine).first(64), src, s));
+    if (is_destroyed) must(gpu().destroy_stream(s));
+    EXPECT_FALSE(returns_before(gate, [&] { must(gpu().unregister_host(mine.data())); }));
+    EXPECT_EQ(mine[63], std::byte{0x55}) << "the memory is still to be written when its owner may free it";
+  }
 }
 
 TEST_F(Pinned, UnregisterRefusesWhatWasNotRegistered) {
