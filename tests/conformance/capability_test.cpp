@@ -17,8 +17,8 @@ using Call = std::function<Result<>(GpuBackend&)>;
 struct Rule {
   Capability capability;
   std::vector<std::pair<const char*, Call>> calls;  ///< Each is unsupported where the capability is absent, with whatever handles.
-  Call works;                    ///< The least that succeeds where it is present; null: shown by cases elsewhere.
-  std::vector<Capability> with;  ///< What `works` needs beside it.
+  Call works;                                       ///< The least that succeeds where it is present.
+  std::vector<Capability> with;                     ///< What `works` needs beside it.
 };
 
 template <class T>
@@ -37,6 +37,21 @@ const StreamHandle kStream{1};
 const EventHandle kEvent{1};
 const GraphHandle kGraph{1};
 const KernelHandle kKernel{1};
+
+/// Launches with `attributes` and waits; without kernels, with whatever handles.
+Result<> launch_with(GpuBackend& b, std::string_view function, Dim3 grid, const LaunchAttributes& attributes) {
+  if (!b.capabilities().has(kernels)) return b.launch_typed(kKernel, {}, {}, 0, kStream, {});
+  const DevicePtr log = METRALE_TRY(b.alloc(64));
+  METRALE_TRY(b.memset(log, 0, 64));
+  const std::array args{KernelArg::buffer(log), KernelArg::value(1u)};
+  const std::size_t num_args = function == kWaiter ? 2 : 1;
+  const KernelHandle k = METRALE_TRY(b.kernel(kModule, function));
+  METRALE_TRY(b.launch_typed(k, grid, {}, 0, b.default_stream(), std::span(args).first(num_args), attributes));
+  return b.synchronize(b.default_stream());
+}
+Result<> launch_cooperative(GpuBackend& b) { return launch_with(b, kTiled, {}, {.cooperative = true}); }
+Result<> launch_cluster(GpuBackend& b) { return launch_with(b, kTiled, {2, 1, 1}, {.cluster = {2, 1, 1}}); }
+Result<> launch_dependent(GpuBackend& b) { return launch_with(b, kWaiter, {}, {.dependent_launch = true}); }
 
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> all{
@@ -99,7 +114,14 @@ const std::vector<Rule>& rules() {
          return b.synchronize(b.default_stream());
        },
        {memory, streams}},
-      {peer_copies, {{"copy_peer_async", [](GpuBackend& b) { return b.copy_peer_async(kPtr, b, kPtr, 8, kStream); }}}, nullptr, {}},
+      {peer_copies,
+       {{"copy_peer_async", [](GpuBackend& b) { return b.copy_peer_async(kPtr, b, kPtr, 8, kStream); }}},
+       [](GpuBackend& b) -> Result<> {
+         const DevicePtr ptr = METRALE_TRY(b.alloc(64));
+         METRALE_TRY(b.copy_peer_async(ptr, b, ptr.offset(32), 8, b.default_stream()));
+         return b.synchronize(b.default_stream());
+       },
+       {memory, copies, streams}},
       {streams,
        {{"create_stream", [](GpuBackend& b) { return drop(b.create_stream()); }},
         {"synchronize", [](GpuBackend& b) { return b.synchronize(kStream); }},
@@ -180,41 +202,19 @@ const std::vector<Rule>& rules() {
         {"launch", [](GpuBackend& b) { return b.launch(kKernel, {}, {}, 0, kStream, nullptr); }}},
        [](GpuBackend& b) { return drop(b.kernel(kModule, kFill)); },
        {}},
-      {raw_launch, {{"launch", [](GpuBackend& b) { return b.launch(kKernel, {}, {}, 0, kStream, nullptr); }}}, nullptr, {}},
-      {cooperative_launch,
-       {{"launch_typed",
-         [](GpuBackend& b) -> Result<> {
-           if (!b.capabilities().has(kernels)) return b.launch_typed(kKernel, {}, {}, 0, kStream, {});
-           const KernelArg arg = KernelArg::buffer(METRALE_TRY(b.alloc(64)));
-           LaunchAttributes attributes;
-           attributes.cooperative = true;
-           return b.launch_typed(METRALE_TRY(b.kernel(kModule, kTiled)), {}, {}, 0, b.default_stream(), {&arg, 1}, attributes);
-         }}},
-       nullptr,
-       {}},
-      {cluster_launch,
-       {{"launch_typed",
-         [](GpuBackend& b) -> Result<> {
-           if (!b.capabilities().has(kernels)) return b.launch_typed(kKernel, {}, {}, 0, kStream, {});
-           const KernelArg arg = KernelArg::buffer(METRALE_TRY(b.alloc(64)));
-           LaunchAttributes attributes;
-           attributes.cluster = {2, 1, 1};
-           return b.launch_typed(METRALE_TRY(b.kernel(kModule, kTiled)), {2, 1, 1}, {}, 0, b.default_stream(), {&arg, 1},
-                                 attributes);
-         }}},
-       nullptr,
-       {}},
-      {dependent_launch,
-       {{"launch_typed",
-         [](GpuBackend& b) -> Result<> {
-           if (!b.capabilities().has(kernels)) return b.launch_typed(kKernel, {}, {}, 0, kStream, {});
-           const std::array args{KernelArg::buffer(METRALE_TRY(b.alloc(64))), KernelArg::value(1u)};
-           LaunchAttributes attributes;
-           attributes.dependent_launch = true;
-           return b.launch_typed(METRALE_TRY(b.kernel(kModule, kWaiter)), {}, {}, 0, b.default_stream(), args, attributes);
-         }}},
-       nullptr,
-       {}},
+      {raw_launch,
+       {{"launch", [](GpuBackend& b) { return b.launch(kKernel, {}, {}, 0, kStream, nullptr); }}},
+       [](GpuBackend& b) -> Result<> {
+         DevicePtr ptr = METRALE_TRY(b.alloc(64));
+         void* param = &ptr;
+         const KernelHandle k = METRALE_TRY(b.kernel(kModule, kTiled));
+         METRALE_TRY(b.launch(k, {}, {}, 0, b.default_stream(), &param));
+         return b.synchronize(b.default_stream());
+       },
+       {memory, streams, kernels}},
+      {cooperative_launch, {{"launch_typed", launch_cooperative}}, launch_cooperative, {memory, streams, kernels}},
+      {cluster_launch, {{"launch_typed", launch_cluster}}, launch_cluster, {memory, streams, kernels}},
+      {dependent_launch, {{"launch_typed", launch_dependent}}, launch_dependent, {memory, streams, kernels}},
       {device_symbols,
        {{"device_symbol",
          [](GpuBackend& b) -> Result<> {
@@ -229,7 +229,20 @@ const std::vector<Rule>& rules() {
        {{"sm_count", [](GpuBackend& b) { return drop(b.sm_count()); }}},
        [](GpuBackend& b) { return drop(b.sm_count()); },
        {}},
-      {computes, {}, nullptr, {}},
+      {computes,
+       {},
+       [](GpuBackend& b) -> Result<> {
+         const DevicePtr ptr = METRALE_TRY(b.alloc(64));
+         METRALE_TRY(b.memset(ptr, 0, 64));
+         const std::array args{KernelArg::buffer(ptr), KernelArg::value(0x01010101u), KernelArg::value(std::uint64_t{16})};
+         const KernelHandle k = METRALE_TRY(b.kernel(kModule, kFill));
+         METRALE_TRY(b.launch_typed(k, {}, {}, 0, b.default_stream(), args));
+         std::array<std::byte, 64> seen{};
+         METRALE_TRY(b.copy_d2h(seen, ptr));
+         if (std::count(seen.begin(), seen.end(), std::byte{1}) == 64) return {};
+         return Error(Errc::internal, "a kernel was launched and computed nothing");
+       },
+       {memory, copies, streams, kernels}},
   };
   return all;
 }
@@ -242,7 +255,7 @@ class CapabilityRules : public Case, public ::testing::WithParamInterface<std::s
 TEST_P(CapabilityRules, AbsentOnesAnswerUnsupported) {
   if (gpu().capabilities().has(rule().capability)) {
     // Present: a backend that can be made without it shows what happens then.
-    if (!under_test().drops_capabilities) return;
+    need(under_test().drops_capabilities, "it has this, and cannot be made without");
     remake({.without = {rule().capability}});
     ASSERT_FALSE(gpu().capabilities().has(rule().capability));
   }
@@ -257,9 +270,8 @@ TEST_P(CapabilityRules, AbsentOnesAnswerUnsupported) {
 }
 
 TEST_P(CapabilityRules, PresentOnesWork) {
-  if (!gpu().capabilities().has(rule().capability)) return;
+  need({rule().capability});
   EXPECT_TRUE(gpu().capabilities().why_not(rule().capability).empty());
-  if (!rule().works) return;
   for (const Capability c : rule().with) ASSERT_TRUE(gpu().capabilities().has(c)) << "of no use without " << to_string(c);
   EXPECT_TRUE(ok(rule().works(gpu())));
 }
@@ -286,7 +298,7 @@ TEST_F(CapabilityTable, EveryCapabilityHasARule) {
 
 TEST_F(CapabilityTable, WithoutManagedMemoryTheCallIsAsAlloc) {
   need({memory});
-  if (gpu().capabilities().has(managed_memory)) return;
+  need(!gpu().capabilities().has(managed_memory), "it has managed memory");
   const DevicePtr ptr = must(gpu().alloc_managed(64));
   EXPECT_EQ(gpu().live_allocations().front().kind, MemoryKind::managed) << "marked all the same";
   EXPECT_TRUE(ok(gpu().free(ptr)));
