@@ -55,10 +55,8 @@ class LackedCapabilitiesAreListed : public MockBackend {
   using MockBackend::MockBackend;
 
  protected:
-  Capabilities do_capabilities() const override { return MockBackend::do_capabilities().add(Capability::managed_memory); }
-  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
-    if (kind == MemoryKind::managed) return Error(Errc::unsupported, "the mock has no managed memory");
-    return MockBackend::do_alloc(bytes, kind);
+  Result<NativeStream> do_wrap_stream(std::uint64_t) override {
+    return Error(Errc::unsupported, "the mock takes no streams of others");
   }
 };
 
@@ -69,7 +67,7 @@ std::vector<Mutant> mock_mutants() {
       mock_mutant<CopiesAreCountedAndNotMade>("mock_copies_are_counted_and_not_made", "Copy.D2dAsyncIsOrderedOnItsStream"),
       mock_mutant<ArgumentsAreNotCompared>("mock_arguments_are_not_compared", "Launch.EveryLaunchIsComparedWithTheSignature"),
       mock_mutant<EventsAreAlwaysDone>("mock_events_order_nothing", "Events.WaitHoldsTheStreamNotTheHost"),
-      mock_mutant<LackedCapabilitiesAreListed>("mock_lists_what_it_lacks", "Each/CapabilityRules.PresentOnesWork/managed_memory"),
+      mock_mutant<LackedCapabilitiesAreListed>("mock_lists_what_it_lacks", "Each/CapabilityRules.PresentOnesWork/foreign_streams"),
   };
 }
 
