@@ -65,7 +65,7 @@ struct GenerateRequest {
 };
 
 struct GenerateStats {
-  std::uint64_t prompt_tokens = 0;
+  std::uint64_t prompt_tokens = 0;     ///< Fewer than the prompt has when it was cancelled while they were read.
   std::uint64_t generated_tokens = 0;  ///< The token that ended the text included.
   double prefill_seconds = 0;          ///< From the request to the first token.
   double decode_seconds = 0;           ///< For every token after the first.

@@ -174,7 +174,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   out.prompt_ids.assign(prompt.begin(), prompt.end());
   out.stats.prompt_tokens = prompt.size();
   StreamDecoder text(*tokenizer_);
-  const auto emit = [&](std::string piece) {
+  const auto emit = [&](const std::string& piece) {
     if (piece.empty()) return;
     out.text += piece;
     if (on_text) on_text(piece);
@@ -225,7 +225,10 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
     next = {&token, 1};
   }
   emit(text.finish());
-  if (out.stats.generated_tokens == 0) first_token = Clock::now();
+  if (out.stats.generated_tokens == 0) {
+    first_token = Clock::now();
+    if (out.stop == StopReason::cancelled) out.stats.prompt_tokens = sequence.length();
+  }
   out.stats.decode_seconds = seconds_since(first_token);
   out.stats.prefill_seconds = std::chrono::duration<double>(first_token - start).count();
   out.stats.kv_bytes = decoder_->kv_bytes();

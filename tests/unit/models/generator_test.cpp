@@ -108,6 +108,7 @@ TEST_P(GeneratorTest, CancellingEndsALongPromptBetweenTwoChunks) {
   backend->detach(canceller);
   EXPECT_EQ(ok(out).stop, StopReason::cancelled);
   EXPECT_TRUE(out->ids.empty());
+  EXPECT_EQ(out->stats.prompt_tokens, 8U);
   EXPECT_EQ(model->decoder()->stats().tokens - before, 8U) << "one chunk of " << prompt.size();
 }
 
