@@ -38,14 +38,17 @@ enum class Errc : std::uint8_t {
 /// The enumerator's name, e.g. "out_of_memory".
 std::string_view to_string(Errc code) noexcept;
 
-/// One failure. Owns its text; a copy copies it.
+/// One failure. Owns its text; a copy copies it. The one of `no_memory` owns nothing and keeps no site, text or note it is given.
 class [[nodiscard]] Error {
  public:
   Error(Errc code, std::string message, std::source_location site = std::source_location::current());
 
+  /// out_of_memory for where not even a message can be made: takes no memory itself.
+  static Error no_memory() noexcept;
+
   Error(Error&&) noexcept = default;
   Error& operator=(Error&&) noexcept = default;
-  Error(const Error& other) : body_(std::make_unique<Body>(*other.body_)) {}
+  Error(const Error& other);
   Error& operator=(const Error& other) { return *this = Error(other); }
   ~Error() = default;
 
@@ -79,7 +82,17 @@ class [[nodiscard]] Error {
     std::source_location site;
     std::vector<std::string> notes;
   };
-  std::unique_ptr<Body> body_;
+  // Deletes a body unless it is the one that all errors of `no_memory` share.
+  struct Drop {
+    void operator()(Body* body) const noexcept;
+  };
+  using Owner = std::unique_ptr<Body, Drop>;
+
+  explicit Error(Owner body) noexcept : body_(std::move(body)) {}
+  static Body& shared_body() noexcept;
+  bool is_shared() const noexcept;
+
+  Owner body_;
 };
 static_assert(sizeof(Error) == sizeof(void*), "Error must stay one pointer: it is part of every Result");
 

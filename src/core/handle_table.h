@@ -25,22 +25,27 @@ class HandleTable {
     for (auto& chunk : chunks_) delete chunk.load(std::memory_order_relaxed);
   }
 
-  /// Makes an object with `init(object)` and returns its handle, or 0 when the table is full.
+  /// Makes an object with `init(object)` and returns its handle, or 0 when the table is full. Where `init` throws, nothing changed.
   template <class Init>
   std::uint64_t insert(Init&& init) {
     std::lock_guard lock(mutex_);
-    std::uint32_t index = 0;
-    if (!free_.empty()) {
-      index = free_.back();
-      free_.pop_back();
-    } else {
-      if (size_ == kChunks * kChunkSlots) return 0;
-      index = size_++;
-      if (index % kChunkSlots == 0) chunks_[index / kChunkSlots].store(new Chunk, std::memory_order_release);
+    const bool reused = !free_.empty();
+    if (!reused && size_ == kChunks * kChunkSlots) return 0;
+    const std::uint32_t index = reused ? free_.back() : size_;
+    if (!reused && index % kChunkSlots == 0) {
+      free_.reserve(index + kChunkSlots);  // so that `erase` needs no memory
+      if (chunks_[index / kChunkSlots].load(std::memory_order_relaxed) == nullptr) {
+        chunks_[index / kChunkSlots].store(new Chunk, std::memory_order_release);
+      }
     }
     Slot& slot = slot_at(index);
     const std::uint64_t value = handle_of(index, (slot.generation + 1) & kGenerationMask);
     init(slot.object, value);
+    if (reused) {
+      free_.pop_back();
+    } else {
+      ++size_;
+    }
     slot.generation = (slot.generation + 1) & kGenerationMask;
     slot.live.store(value, std::memory_order_release);
     return value;
@@ -58,8 +63,15 @@ class HandleTable {
 
   /// Makes the handle stale; true for exactly one caller. The object is reused by a later `insert`.
   bool erase(std::uint64_t value) {
+    return erase(value, [](T&) {});
+  }
+  /// As above; that caller's `fn(object)` runs before anyone can reuse the object. Where it throws, the handle stays.
+  template <class Fn>
+  bool erase(std::uint64_t value, Fn&& fn) {
     std::lock_guard lock(mutex_);
-    if (find(value) == nullptr) return false;
+    T* object = find(value);
+    if (object == nullptr) return false;
+    fn(*object);
     const auto index = static_cast<std::uint32_t>((value & kIndexMask) - 1);
     slot_at(index).live.store(0, std::memory_order_release);
     free_.push_back(index);

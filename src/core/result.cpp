@@ -25,21 +25,42 @@ std::string_view to_string(Errc code) noexcept {
 }
 
 Error::Error(Errc code, std::string message, std::source_location site)
-    : body_(std::make_unique<Body>(Body{code, 0, {}, std::move(message), site, {}})) {}
+    : body_(new Body{code, 0, {}, std::move(message), site, {}}) {}
+
+Error::Error(const Error& other) : body_(other.is_shared() ? other.body_.get() : new Body(*other.body_)) {}
+
+Error Error::no_memory() noexcept { return Error(Owner(&shared_body())); }
+
+// Made when the program starts, when there is memory, and never destroyed: destructors that run at exit may fail too.
+Error::Body& Error::shared_body() noexcept {
+  static Body& body = *new Body{Errc::out_of_memory, 0, {}, "the host has no memory left, not even for a message", {}, {}};
+  return body;
+}
+
+bool Error::is_shared() const noexcept { return body_.get() == &shared_body(); }
+
+void Error::Drop::operator()(Body* body) const noexcept {
+  if (body != &shared_body()) delete body;
+}
+
+namespace {
+[[maybe_unused]] const bool kMadeAtStart = (static_cast<void>(Error::no_memory()), true);
+}  // namespace
 
 Error Error::with_native(std::int64_t code, std::string text) && {
+  if (is_shared()) return std::move(*this);
   body_->native_code = code;
   body_->native_text = std::move(text);
   return std::move(*this);
 }
 
 Error Error::with_site(std::source_location site) && {
-  body_->site = site;
+  if (!is_shared()) body_->site = site;
   return std::move(*this);
 }
 
 Error Error::with_note(std::string note) && {
-  body_->notes.push_back(std::move(note));
+  if (!is_shared()) body_->notes.push_back(std::move(note));
   return std::move(*this);
 }
 
