@@ -19,7 +19,8 @@ namespace metrale::host {
 
 struct Options {
   FaceOptions face;
-  /// Threads that run the blocks of a grid, the stream's own included; 0: METRALE_HOST_THREADS, else one for each core.
+  /// Threads that run the blocks of a grid, the stream's own included; 0: METRALE_HOST_THREADS,
+  /// at most four for each core, else one for each core.
   std::uint32_t num_threads = 0;
   /// Kernel tables to serve; a later table replaces an earlier kernel of the same name. The tables outlive the backend.
   std::vector<std::span<const HostKernel>> kernels;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "backends/host/host_backend.h"
+#include "metrale/log.h"
 #include "metrale/switches.h"
 
 namespace metrale::host {
@@ -18,9 +19,22 @@ std::string next_device_key() {
   return fmt::format("host:{}", count.fetch_add(1, std::memory_order_relaxed));
 }
 
+// Threads beyond the cores help where cores are shared unevenly; many more only take turns.
+constexpr std::uint32_t kMostThreadsPerCore = 4;
+
 std::uint32_t threads_or_cores(std::uint32_t num_threads) {
-  if (num_threads == 0) num_threads = switches().host_threads;
-  return num_threads != 0 ? num_threads : std::max(1u, std::thread::hardware_concurrency());
+  if (num_threads != 0) return num_threads;
+  const std::uint32_t num_cores = std::max(1u, std::thread::hardware_concurrency());
+  const std::uint32_t wanted = switches().host_threads;
+  if (wanted == 0) return num_cores;
+  const std::uint32_t most = kMostThreadsPerCore * num_cores;
+  if (wanted <= most) return wanted;
+  static std::atomic<bool> warned{false};
+  if (!warned.exchange(true)) {
+    log(LogLevel::warning, fmt::format("METRALE_HOST_THREADS={} is more than {} for each of {} cores: {} are used", wanted,
+                                       kMostThreadsPerCore, num_cores, most));
+  }
+  return most;
 }
 
 }  // namespace

@@ -48,7 +48,11 @@ void Device::execute(const Work& work, Scratch& scratch) noexcept {
     case WorkKind::launch: {
       const auto& launch = static_cast<const LaunchWork&>(work);
       if (const char* fault = team.run(launch, scratch)) [[unlikely]] {
-        lose(fmt::format("kernel {}.{} faulted: {}", launch.kernel->module, launch.kernel->function, fault));
+        try {
+          lose(fmt::format("kernel {}.{} faulted: {}", launch.kernel->module, launch.kernel->function, fault));
+        } catch (...) {
+          lose(fault);
+        }
       }
       return;
     }
@@ -150,17 +154,19 @@ Result<> Device::synchronize() {
   return {};
 }
 
-void Device::after_current_work(std::function<void()> release) {
+void Device::after_current_work(std::function<void()> release, std::uint64_t bytes) {
   Waiting waiting;
   {
     std::lock_guard lock(mutex_);
-    for (const Stream& stream : streams_) {
+    for (Stream& stream : streams_) {
       const Ticket tail = stream.tail();
       if (!stream.is_done(tail)) waiting.behind.emplace_back(&stream, tail);
     }
     if (!waiting.behind.empty()) {
       waiting.release = std::move(release);
+      waiting.bytes = bytes;
       waiting_.push_back(std::move(waiting));
+      waiting_bytes_.fetch_add(bytes);
       num_waiting_.store(waiting_.size(), std::memory_order_release);
       return;
     }
@@ -183,7 +189,26 @@ void Device::reap() noexcept {
     }
     num_waiting_.store(waiting_.size(), std::memory_order_release);
   }
-  for (Waiting& w : due) w.release();
+  for (Waiting& w : due) {
+    w.release();
+    waiting_bytes_.fetch_sub(w.bytes);
+  }
+}
+
+Result<bool> Device::wait_for_release(std::chrono::steady_clock::time_point deadline) {
+  std::vector<std::pair<Stream*, Ticket>> behind;
+  {
+    std::lock_guard lock(mutex_);
+    const auto oldest = std::find_if(waiting_.begin(), waiting_.end(), [](const Waiting& w) { return w.bytes != 0; });
+    if (oldest == waiting_.end()) return false;
+    behind = oldest->behind;
+  }
+  for (const auto& [stream, ticket] : behind) {
+    METRALE_TRY(stream->release(ticket));
+    if (!stream->wait_until(ticket, deadline)) return false;
+  }
+  reap();
+  return true;
 }
 
 void Device::shut_down() noexcept {

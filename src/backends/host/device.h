@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -66,8 +67,13 @@ class Device {
   void drop_graph(const Graph& graph);
   Result<> synchronize();
 
-  /// Calls `release` when all work enqueued so far has run: now, or later from whichever thread finds it so.
-  void after_current_work(std::function<void()> release);
+  /// Calls `release`, which gives `bytes` back, when all work enqueued so far has run: now, or later from whichever thread finds it
+  /// so.
+  void after_current_work(std::function<void()> release, std::uint64_t bytes = 0);
+  /// Bytes that come back with the calls of `after_current_work` that wait or are being made.
+  std::uint64_t waiting_bytes() const noexcept { return waiting_bytes_.load(); }
+  /// Waits for the work before the oldest of those and makes its call. False when none waits, and at the deadline.
+  Result<bool> wait_for_release(std::chrono::steady_clock::time_point deadline);
   /// Makes the calls of `after_current_work` that are due.
   void reap() noexcept;
   /// Completes all work and joins the threads.
@@ -79,8 +85,9 @@ class Device {
 
  private:
   struct Waiting {
-    std::vector<std::pair<const Stream*, Ticket>> behind;
+    std::vector<std::pair<Stream*, Ticket>> behind;
     std::function<void()> release;
+    std::uint64_t bytes = 0;
   };
   Error lost() const;
 
@@ -98,6 +105,7 @@ class Device {
   std::vector<Event*> spare_events_;
   std::unordered_map<const Graph*, std::shared_ptr<Graph>> graphs_;  ///< Shared with `waiting_`.
   std::list<Waiting> waiting_;
+  std::atomic<std::uint64_t> waiting_bytes_{0};
   std::atomic<std::size_t> num_waiting_{0};
 };
 

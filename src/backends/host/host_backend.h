@@ -126,8 +126,12 @@ class HostBackend : public GpuBackend {
 
   Result<> start();
   Result<std::byte*> take_memory(std::string_view what, std::uint64_t bytes, std::uint64_t fill_head, std::uint64_t fill_tail);
+  /// As above, unfilled, and only of what is free at this moment.
+  Result<std::byte*> take_free_memory(std::string_view what, std::uint64_t bytes);
+  /// Whether `bytes` fit once all is back that was freed behind work in flight.
+  bool could_fit(std::uint64_t bytes);
   /// Hands a block back once work in flight has passed.
-  Result<> give_memory(std::string_view what, void* base);
+  Result<> give_memory(std::string_view what, void* base, std::uint64_t bytes);
   void unmap(void* base, const Block& block) noexcept;
 
   const std::string device_key_;

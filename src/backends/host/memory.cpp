@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "backends/host/host_backend.h"
 
@@ -58,6 +60,8 @@ void* map_huge(std::uint64_t bytes) {
   return reinterpret_cast<void*>(base);
 }
 
+constexpr std::chrono::seconds kReleasePatience{30};
+
 constexpr std::align_val_t kHeapAlignment{kDeviceAlignment};
 static_assert(kDeviceAlignment % kPinnedAlignment == 0, "pinned blocks are made like device blocks");
 
@@ -71,41 +75,60 @@ Result<std::byte*> HostBackend::take_memory(std::string_view what, std::uint64_t
                                             std::uint64_t fill_tail) {
   METRALE_TRY(device().alive());
   device().reap();
-  if (bytes > kLargest) return memory_error(what, bytes);
+  if (bytes > kLargest) return guarded(what, [&]() -> Result<std::byte*> { return memory_error(what, bytes); });
+  return guarded(what, [&]() -> Result<std::byte*> {
+    Result<std::byte*> taken = take_free_memory(what, bytes);
+    // What was freed behind work in flight comes back in the end: waited for where that is enough, but not for ever, since the work
+    // may wait for this thread.
+    const auto deadline = std::chrono::steady_clock::now() + kReleasePatience;
+    for (bool again = true; !taken && taken.error().code() == Errc::out_of_memory && again && could_fit(bytes);) {
+      again = device().waiting_bytes() != 0 && std::chrono::steady_clock::now() < deadline;
+      if (!METRALE_TRY(device().wait_for_release(deadline))) std::this_thread::yield();  // another thread is giving it back
+      taken = take_free_memory(what, bytes);
+    }
+    if (!taken) return taken;
+    std::byte* const base = *taken;
+    std::memset(base, kFillByte, std::min(bytes, fill_head));
+    if (bytes > fill_head) {
+      const std::uint64_t tail = std::min(bytes - fill_head, fill_tail);
+      std::memset(base + bytes - tail, kFillByte, tail);
+    }
+    return base;
+  });
+}
+
+bool HostBackend::could_fit(std::uint64_t bytes) {
+  const std::uint64_t waiting = device().waiting_bytes();  // first: what comes back meanwhile counts twice rather than not at all
+  const Result<DeviceMemoryInfo> info = memory_now();
+  return info && bytes <= info->device_free + waiting;
+}
+
+Result<std::byte*> HostBackend::take_free_memory(std::string_view what, std::uint64_t bytes) {
   if (bytes >= kAskFrom) {
     const DeviceMemoryInfo info = METRALE_TRY(memory_now());
     if (bytes > info.device_free) return memory_error(what, bytes);
   }
-  return guarded(what, [&]() -> Result<std::byte*> {
-    std::unique_lock lock(memory_mutex_);
-    if (memory_limit_ != 0 && (bytes > memory_limit_ || used_bytes_ > memory_limit_ - bytes)) {
-      return Error(Errc::out_of_memory,
-                   fmt::format("{}: {} bytes do not fit, {} of the {} that the host backend may take are in use", what, bytes,
-                               used_bytes_, memory_limit_));
-    }
-    Block block{bytes, bytes < kMappedFrom ? 0 : round_up(bytes, kHugePage)};
-    void* base = block.mapped_bytes == 0 ? ::operator new(bytes, kHeapAlignment, std::nothrow) : map_huge(block.mapped_bytes);
-    if (base == nullptr) return memory_error(what, bytes);
-    try {
-      blocks_.emplace(base, block);
-    } catch (...) {
-      unmap(base, block);
-      throw;
-    }
-    used_bytes_ += bytes;
-    lock.unlock();
-    std::memset(base, kFillByte, std::min(bytes, fill_head));
-    if (bytes > fill_head) {
-      const std::uint64_t tail = std::min(bytes - fill_head, fill_tail);
-      std::memset(static_cast<std::byte*>(base) + bytes - tail, kFillByte, tail);
-    }
-    return static_cast<std::byte*>(base);
-  });
+  std::lock_guard lock(memory_mutex_);
+  if (memory_limit_ != 0 && (bytes > memory_limit_ || used_bytes_ > memory_limit_ - bytes)) {
+    return Error(Errc::out_of_memory, fmt::format("{}: {} bytes do not fit, {} of the {} that the host backend may take are in use",
+                                                  what, bytes, used_bytes_, memory_limit_));
+  }
+  Block block{bytes, bytes < kMappedFrom ? 0 : round_up(bytes, kHugePage)};
+  void* base = block.mapped_bytes == 0 ? ::operator new(bytes, kHeapAlignment, std::nothrow) : map_huge(block.mapped_bytes);
+  if (base == nullptr) return memory_error(what, bytes);
+  try {
+    blocks_.emplace(base, block);
+  } catch (...) {
+    unmap(base, block);
+    throw;
+  }
+  used_bytes_ += bytes;
+  return static_cast<std::byte*>(base);
 }
 
-Result<> HostBackend::give_memory(std::string_view what, void* base) {
+Result<> HostBackend::give_memory(std::string_view what, void* base, std::uint64_t bytes) {
   return guarded(what, [&]() -> Result<> {
-    device().after_current_work([this, base] {
+    const auto unmap_now = [this, base] {
       Block block;
       {
         std::lock_guard lock(memory_mutex_);
@@ -116,7 +139,8 @@ Result<> HostBackend::give_memory(std::string_view what, void* base) {
         used_bytes_ -= block.bytes;
       }
       unmap(base, block);
-    });
+    };
+    device().after_current_work(unmap_now, bytes);
     return {};
   });
 }
@@ -139,15 +163,15 @@ Result<DevicePtr> HostBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
   return DevicePtr{reinterpret_cast<std::uintptr_t>(base)};
 }
 
-Result<> HostBackend::do_free(DevicePtr base, std::uint64_t, MemoryKind) {
-  return give_memory("free", reinterpret_cast<void*>(static_cast<std::uintptr_t>(base.address)));
+Result<> HostBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind) {
+  return give_memory("free", reinterpret_cast<void*>(static_cast<std::uintptr_t>(base.address)), bytes);
 }
 
 Result<void*> HostBackend::do_alloc_pinned(std::uint64_t bytes) {
   return METRALE_TRY(take_memory("allocate pinned memory", bytes, 0, 0));
 }
 
-Result<> HostBackend::do_free_pinned(void* ptr, std::uint64_t) { return give_memory("free pinned memory", ptr); }
+Result<> HostBackend::do_free_pinned(void* ptr, std::uint64_t bytes) { return give_memory("free pinned memory", ptr, bytes); }
 
 // The device reads host memory as it is, page-locked or not.
 Result<> HostBackend::do_register_host(void*, std::uint64_t) { return device().alive(); }

@@ -3,10 +3,7 @@
 // How the host's failures become errors: bad_alloc, errno, a lost device.
 #pragma once
 
-#include <new>
-#include <string>
 #include <string_view>
-#include <system_error>
 
 #include "metrale/result.h"
 
@@ -16,17 +13,16 @@ Error lost_error(std::string_view reason);
 Error memory_error(std::string_view what, std::uint64_t bytes);
 Error errno_error(std::string_view what, int number);
 
-/// Runs `body`, which returns a Result, and turns the exceptions of the standard library into errors.
+/// The error for the exception in flight. Needs no memory.
+Error thrown_error(std::string_view what) noexcept;
+
+/// Runs `body`, which returns a Result, and turns exceptions into errors.
 template <class Body>
 auto guarded(std::string_view what, Body&& body) noexcept -> decltype(body()) {
   try {
     return body();
-  } catch (const std::bad_alloc&) {
-    return memory_error(what, 0);
-  } catch (const std::system_error& error) {
-    return errno_error(what, error.code().value());
-  } catch (const std::exception& error) {
-    return Error(Errc::internal, std::string(what) + ": " + error.what());
+  } catch (...) {
+    return thrown_error(what);
   }
 }
 

@@ -17,9 +17,11 @@ Result<NativeGraph> MockBackend::do_end_capture(NativeStream stream) {
   return HostBackend::do_end_capture(stream);
 }
 
+// A failed abort too: nobody could end the capture afterwards.
 Result<> MockBackend::do_abort_capture(NativeStream stream) {
-  METRALE_TRY(enter({.op = Op::abort_capture, .stream = stream}));
-  return HostBackend::do_abort_capture(stream);
+  Result<> entered = enter({.op = Op::abort_capture, .stream = stream});
+  METRALE_TRY(HostBackend::do_abort_capture(stream));
+  return entered;
 }
 
 Result<bool> MockBackend::do_stream_is_capturing(NativeStream stream) {

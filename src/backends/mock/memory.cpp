@@ -40,9 +40,11 @@ Result<DevicePtr> MockBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
     }
   }
   const DevicePtr memory = METRALE_TRY(HostBackend::do_alloc(bytes, kind));
-  return host::guarded("allocate", [&]() -> Result<DevicePtr> {
+  Result<DevicePtr> added = host::guarded("allocate", [&]() -> Result<DevicePtr> {
     return state().memory.add(reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(memory.address)), bytes);
   });
+  if (!added) static_cast<void>(HostBackend::do_free(memory, bytes, kind).has_value());
+  return added;
 }
 
 Result<> MockBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind) {
@@ -55,11 +57,13 @@ Result<> MockBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind ki
 Result<void*> MockBackend::do_alloc_pinned(std::uint64_t bytes) {
   METRALE_TRY(enter({.op = Op::alloc_host_pinned, .bytes = bytes}));
   void* memory = METRALE_TRY(HostBackend::do_alloc_pinned(bytes));
-  return host::guarded("allocate pinned memory", [&]() -> Result<void*> {
+  Result<void*> added = host::guarded("allocate pinned memory", [&]() -> Result<void*> {
     std::lock_guard lock(state().mutex);
     state().host_regions[memory] = bytes;
     return memory;
   });
+  if (!added) static_cast<void>(HostBackend::do_free_pinned(memory, bytes).has_value());
+  return added;
 }
 
 Result<> MockBackend::do_free_pinned(void* ptr, std::uint64_t bytes) {

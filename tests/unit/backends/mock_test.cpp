@@ -442,5 +442,21 @@ TEST_F(Mock, DeferredWorkOfADestroyedStreamCompletes) {
   EXPECT_EQ(*c_.host_view(a), std::byte{1});
 }
 
+TEST_F(Mock, AnAbortToldToFailStillEndsTheCapture) {
+  const DevicePtr ptr = take(b_->alloc(64));
+  take(b_->memset(ptr, 0, 64));
+  take(b_->begin_capture(s_));
+  c_.fail_nth(Op::abort_capture, 1);
+  EXPECT_FALSE(b_->abort_capture_if_active(s_));
+  EXPECT_FALSE(b_->stream_is_capturing(s_));
+  take(b_->memset_async(ptr, 9, 64, s_));
+  take(b_->synchronize(s_));
+  std::array<std::byte, 64> bytes{};
+  take(b_->copy_d2h(bytes, ptr));
+  EXPECT_EQ(bytes[63], std::byte{9}) << "work went into a capture that nobody can end";
+  take(b_->begin_capture(s_));
+  take(b_->end_capture(s_));
+}
+
 }  // namespace
 }  // namespace metrale::test
