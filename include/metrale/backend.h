@@ -7,7 +7,9 @@
 // Every method may be called from any thread unless its comment says otherwise.
 //
 // For every call: null or foreign handles give invalid_argument; an absent capability gives unsupported; after a fault that lost
-// the device, or in a child made by fork, device_lost with the first reason. An ok from a call that enqueues means accepted: a
+// the device, or in a child made by fork, device_lost with the first reason; in such a child what releases does nothing, what reads
+// the ledger answers as of an empty one, and neither waits for a lock. No call throws: without memory for its own bookkeeping it
+// answers out_of_memory and leaves nothing behind. An ok from a call that enqueues means accepted: a
 // fault shows at a later call. Outputs are untouched on failure unless said.
 #pragma once
 
@@ -62,6 +64,8 @@ class GpuBackend : public BackendHooks {
   const Capabilities& capabilities() const noexcept;
   /// Ok while the device works; after a fatal fault device_lost with the first reason, from every backend on that device.
   Result<> health(Site site = Site::current()) const;
+  /// Whether this process is a fork of the one that made the backend: its threads and driver state are not here, touch neither.
+  bool in_forked_child() const noexcept;
   /// Multiprocessors, compute units or host threads; asked of the device once.
   Result<std::uint32_t> sm_count(Site site = Site::current());
   /// Makes the device current for this thread. Never required: every call does so itself.
@@ -164,9 +168,9 @@ class GpuBackend : public BackendHooks {
   std::string alloc_report(std::size_t top_n = 20, std::uint64_t min_mb = 0) const;
   /// Bytes lost to the driver's 2 MiB chunks; nullopt where the driver does not pack so.
   std::optional<std::uint64_t> chunk_slack_bytes() const;
-  /// Destroys leftover graphs, frees what is still on the ledger, arenas and pinned memory included, and logs one warning with
-  /// count, bytes and top sites. Returns the count; a second call returns 0. On a lost device drops the bookkeeping.
-  /// Not legal on a thread that holds a capture.
+  /// Destroys leftover graphs, empties the op cache, frees what is still on the ledger, arenas and pinned memory included, and logs
+  /// one warning with count, bytes and top sites. Returns the count; a second call returns 0. On a lost device drops the
+  /// bookkeeping. Not legal on a thread that holds a capture. Errors: the first refusal to destroy a graph, after all the rest.
   Result<std::uint64_t> sweep_unreleased(Site site = Site::current());
   /// Bytes dropped without being freed because the device was lost.
   std::uint64_t abandoned_bytes() const noexcept;
@@ -289,6 +293,8 @@ class GpuBackend : public BackendHooks {
   Result<> launch_graph(GraphHandle graph, StreamHandle stream, Site site = Site::current());
   /// Destroys a graph; replays in flight complete, and until then its memory stays named. Null is a no-op.
   Result<> destroy_graph(GraphHandle graph, Site site = Site::current());
+  /// Destroys every graph, going on after failures: memory that only leftover graphs name can be freed then. Errors: the first.
+  Result<> destroy_leftover_graphs(Site site = Site::current());
   /// Graphs that were made and not destroyed.
   std::uint64_t live_graph_count() const;
   /// The blocks that a graph names and that are still live, lowest address first.
@@ -324,7 +330,7 @@ class GpuBackend : public BackendHooks {
   /// Reads `n` bf16 values behind the work on `stream` and fails with out_of_range at the first beyond ±448 or not finite.
   /// Blocks, and is refused in a capture, as `copy_d2h_on_stream`.
   Result<> check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site = Site::current());
-  /// The module set; null only on the mock and where kernels are unsupported.
+  /// The module set; null only on the mock, where kernels are unsupported, in a forked child, and where host memory has run out.
   KernelRegistry* kernel_registry() noexcept;
   /// Unloads every module: handles of their kernels are refused afterwards, and `op_cache()` forgets them.
   /// Refused while any capture is open on the device.
@@ -353,12 +359,12 @@ class GpuBackend : public BackendHooks {
   explicit GpuBackend(FaceOptions options = {});
   /// Second half of construction: asks capabilities and makes the default stream. A factory calls it once before handing out.
   Result<> initialize(Site site = Site::current());
-  /// Whether this process is a fork of the one that made the backend: its threads and driver state are not here, touch neither.
-  bool in_forked_child() const noexcept;
   /// For most-derived destructors: shuts down while the hooks still exist.
   void shutdown_from_destructor() noexcept;
 
  private:
+  Result<> close(Site site);
+
   friend struct detail::FaceState;
   std::unique_ptr<detail::FaceState> face_;
 };

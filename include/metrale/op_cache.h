@@ -48,9 +48,9 @@ class OpCache final : public ModelResource {
   ///   graph names it: looked after at each growth, at `collect` and at release, without waiting.
   /// Lifetime: the pointer is valid for the caller until the key's next request, and for graphs that captured it as long as they
   ///   live.
-  /// Errors: invalid_argument (0 bytes, null stream), capture_unsafe (growth while `stream` is captured, or on a thread that holds
-  ///   a capture: ask for the largest size once before capturing), otherwise as `GpuBackend::alloc`. The old block stays on
-  ///   failure.
+  /// Errors: invalid_argument (0 bytes; a null stream or, when it grows, one that is not live), capture_unsafe (growth while
+  ///   `stream` is captured, or on a thread that holds a capture: ask for the largest size once before capturing), otherwise as
+  ///   `GpuBackend::alloc`. The old block stays on failure.
   Result<DevicePtr> scratch(std::string_view tag, StreamHandle stream, std::uint64_t bytes,
                             std::source_location site = std::source_location::current());
   /// Outgrows every block of `stream`, which is about to be destroyed.
@@ -59,6 +59,8 @@ class OpCache final : public ModelResource {
   /// Gives back outgrown blocks whose time has come, and returns how many are left. Legal at any time; during a capture does
   /// nothing.
   std::uint64_t collect();
+  /// Forgets every block without freeing it: `GpuBackend::sweep_unreleased` does, before it frees them as it frees all.
+  void forget_scratch();
 
   /// Scratch bytes held, outgrown blocks included.
   std::uint64_t scratch_bytes() const;

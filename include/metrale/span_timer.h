@@ -83,6 +83,7 @@ class SpanTimer {
 
  private:
   struct Ring;
+  Result<> make_ring(std::source_location site);
   Token begin_armed(std::string_view name, StreamHandle stream) noexcept;
   void end_armed(Token token) noexcept;
 

@@ -16,6 +16,7 @@ using detail::FaceState;
 using detail::GraphRecord;
 using detail::NamedBlock;
 using detail::StreamRecord;
+using detail::Undo;
 
 Result<> GpuBackend::begin_capture(StreamHandle stream, Site site) {
   FaceState& f = *face_;
@@ -35,7 +36,9 @@ Result<> GpuBackend::begin_capture(StreamHandle stream, Site site) {
     }
     f.mark_replays_on(*record);
     METRALE_TRY(do_begin_capture(record->native));
+    Undo abort([&] { static_cast<void>(do_abort_capture(record->native).has_value()); });
     record->capture.store(f.captures.open(stream, site), std::memory_order_release);
+    abort.keep();
     return {};
   });
 }
@@ -62,35 +65,43 @@ Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
 
     auto native = do_end_capture(record->native);
     std::optional<Capture> capture = f.close_capture(open->id);
-    std::vector<NamedBlock> names;
-    for (const auto& [key, name] : capture->names) names.push_back(name);
-    if (!native) {
-      f.drop_names(names);
-      return Error(std::move(native).error());
-    }
+    Undo drop_names([&] { f.drop_names(*capture); });
+    if (!native) return Error(std::move(native).error());
+    Undo destroy([&] { static_cast<void>(do_destroy_graph(*native).has_value()); });
     // Memory that only the driver's view of the graph shows: library launches.
     if (const auto addresses = do_graph_addresses(*native)) {
       for (const DevicePtr address : *addresses) {
         const auto block = f.device.find(address);
-        if (!block || capture->names.contains(block->base.address)) continue;
-        if (const auto named = f.device.add_graph_ref(block->base)) {
-          const NamedBlock name{false, named->base, named->generation};
-          capture->names[named->base.address] = name;
-          names.push_back(name);
+        if (!block) continue;
+        // Entered before it is counted, so that the count is undone with the entry.
+        const auto [entry, is_new] = capture->names.try_emplace(block->base.address);
+        if (!is_new) continue;
+        const auto named = f.device.add_graph_ref(block->base);
+        if (named) {
+          entry->second = {false, named->base, named->generation};
+        } else {
+          capture->names.erase(entry);
         }
       }
     }
+    std::vector<NamedBlock> names;
+    names.reserve(capture->names.size());
+    for (const auto& [key, name] : capture->names) names.push_back(name);
     const std::uint64_t value = f.graphs.insert([&](GraphRecord& graph, std::uint64_t) {
+      std::lock_guard lock(graph.mutex);
       graph.native = *native;
       graph.capture_site = open->site;
-      graph.names = names;
+      graph.names = std::move(names);
       graph.launched_on.clear();
       graph.pending_replays.clear();
     });
     if (value == 0) {
-      f.drop_names(names);
-      return f.after_undoing(Error(Errc::internal, "no graph handle is left", site), "the graph", do_destroy_graph(*native), op);
+      Error error(Errc::internal, "no graph handle is left", site);
+      destroy.keep();
+      return f.after_undoing(std::move(error), "the graph", do_destroy_graph(*native), op);
     }
+    destroy.keep();
+    drop_names.keep();
     op.dst = value;
     return GraphHandle{value};
   });
@@ -147,10 +158,12 @@ Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site s
     GraphRecord* g = METRALE_TRY(f.graph(graph, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
     METRALE_TRY(f.guard_not_captured(op.op, s->capture.load(std::memory_order_acquire), site));
-    METRALE_TRY(do_launch_graph(g->native, s->native));
-    std::lock_guard lock(g->mutex);
-    if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
-    return {};
+    {
+      // Before the launch, which cannot be taken back: a stream without a replay does no harm here.
+      std::lock_guard lock(g->mutex);
+      if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
+    }
+    return do_launch_graph(g->native, s->native);
   });
 }
 
@@ -160,22 +173,34 @@ Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {
   OpRecord op{.op = Op::destroy_graph, .dst = graph.value, .site = site};
   return f.run_always(op, [&]() -> Result<> {
     if (f.usable()) METRALE_TRY(f.graph(graph, site));
-    return f.retire_graph(graph.value);
+    if (!METRALE_TRY(f.retire_graph(graph.value)) && f.usable()) {
+      return Error(Errc::invalid_argument, "the graph was destroyed by another thread", site);
+    }
+    return {};
   });
 }
 
-std::uint64_t GpuBackend::live_graph_count() const { return face_->graphs.handles().size(); }
+Result<> GpuBackend::destroy_leftover_graphs(Site site) {
+  FaceState& f = *face_;
+  OpRecord op{.op = Op::destroy_graph, .site = site};
+  return f.run_always(op, [&] { return f.retire_all_graphs(); });
+}
+
+std::uint64_t GpuBackend::live_graph_count() const { return in_forked_child() ? 0 : face_->graphs.handles().size(); }
 
 Result<std::vector<Allocation>> GpuBackend::graph_memory(GraphHandle graph, Site site) const {
-  GraphRecord* record = METRALE_TRY(face_->graph(graph, site));
-  std::vector<Allocation> blocks;
-  std::lock_guard lock(record->mutex);
-  for (const NamedBlock& name : record->names) {
-    const auto block = (name.in_host_table ? face_->host : face_->device).find(name.base);
-    if (block && block->generation == name.generation) blocks.push_back(*block);
-  }
-  std::sort(blocks.begin(), blocks.end(), [](const Allocation& a, const Allocation& b) { return a.base < b.base; });
-  return blocks;
+  if (in_forked_child()) METRALE_TRY(health(site));
+  return FaceState::caught("graph_memory", site, [&]() -> Result<std::vector<Allocation>> {
+    GraphRecord* record = METRALE_TRY(face_->graph(graph, site));
+    std::vector<Allocation> blocks;
+    std::lock_guard lock(record->mutex);
+    for (const NamedBlock& name : record->names) {
+      const auto block = (name.in_host_table ? face_->host : face_->device).find(name.base);
+      if (block && block->generation == name.generation) blocks.push_back(*block);
+    }
+    std::sort(blocks.begin(), blocks.end(), [](const Allocation& a, const Allocation& b) { return a.base < b.base; });
+    return blocks;
+  });
 }
 
 }  // namespace metrale

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -227,10 +228,10 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
                                   std::span<const KernelArg> args, const LaunchAttributes& attributes, Site site) {
   FaceState& f = *face_;
   if (!f.usable()) [[unlikely]]
-    return f.lost(site);
-  if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
-    return f.unsupported(Op::launch, site);
+    return health(site);
   const auto launch = [&]() -> Result<> {
+    if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
+      return f.unsupported(Op::launch, site);
     KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(Op::launch, stream, site));
     METRALE_TRY(check_geometry(*k, grid, block, site));
@@ -252,7 +253,7 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     }
     return {};
   };
-  Result<> launched = launch();
+  Result<> launched = FaceState::caught(Op::launch, site, launch);
   if (launched && !f.observed.load(std::memory_order_relaxed)) [[likely]]
     return launched;
   // Only observers and failures need the record.
@@ -342,10 +343,10 @@ Result<> GpuBackend::check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHand
 
 KernelRegistry* GpuBackend::kernel_registry() noexcept {
   FaceState& f = *face_;
+  if (f.in_forked_child()) return nullptr;
   std::lock_guard lock(f.audit_mutex);
-  if (!f.registry) {
-    if (KernelRegistry* inner = do_kernel_registry()) f.registry = std::make_unique<LedgeredRegistry>(f, *inner);
-  }
+  KernelRegistry* inner = f.registry ? nullptr : do_kernel_registry();
+  if (inner != nullptr) f.registry.reset(new (std::nothrow) LedgeredRegistry(f, *inner));
   return f.registry.get();
 }
 
@@ -370,6 +371,7 @@ Result<> GpuBackend::unload_modules(Site site) {
 }
 
 KernelAudit GpuBackend::kernel_audit() const {
+  if (in_forked_child()) return {};
   std::lock_guard lock(face_->audit_mutex);
   return face_->audit;
 }

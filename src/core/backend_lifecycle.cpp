@@ -49,7 +49,7 @@ Result<> GpuBackend::initialize(Site site) {
 
 Result<> GpuBackend::health(Site site) const {
   if (face_->usable()) return {};
-  return face_->lost(site);
+  return FaceState::caught("health", site, [&]() -> Result<> { return face_->lost(site); });
 }
 
 Result<std::uint32_t> GpuBackend::sm_count(Site site) {
@@ -76,12 +76,19 @@ void GpuBackend::attach(Observer& observer) {
 }
 
 void GpuBackend::detach(Observer& observer) {
+  if (in_forked_child()) return;
   std::unique_lock lock(face_->observers_mutex);
   std::erase(face_->observers, &observer);
   face_->observed.store(face_->recorder != nullptr || !face_->observers.empty(), std::memory_order_relaxed);
 }
 
 Result<> GpuBackend::shutdown(Site site) {
+  FaceState& f = *face_;
+  if (f.in_forked_child()) return {};
+  return FaceState::caught("shutdown", site, [&] { return close(site); });
+}
+
+Result<> GpuBackend::close(Site site) {
   FaceState& f = *face_;
   std::lock_guard lock(f.shutdown_mutex);
   if (f.shut_down.load(std::memory_order_acquire)) return {};
@@ -93,10 +100,15 @@ Result<> GpuBackend::shutdown(Site site) {
   if (f.usable() && f.capabilities.has(Capability::streams)) keep(do_synchronize_device());
   if (f.timer) keep(f.timer->release());
   // Before the scratch that they may name.
-  for (const std::uint64_t handle : f.graphs.handles()) keep(f.retire_graph(handle));
+  keep(f.retire_all_graphs());
   if (f.op_cache) keep(f.op_cache->release(*this));
-  keep(sweep_unreleased(site));
+  auto swept = sweep_unreleased(site);
+  // Without memory for its lists the sweep did nothing; open still, so that this can be called again.
+  if (!swept && swept.error().code() == Errc::out_of_memory) return Error(std::move(swept).error());
+  keep(std::move(swept));
   if (f.usable()) {
+    // Blocks of streams that are gone, where nobody could tell when they were free: everything is done by now.
+    keep(f.pool.free_all());
     keep(do_unload_modules());
     for (const std::uint64_t handle : f.events.handles()) keep(do_destroy_event(f.events.find(handle)->native));
     for (const std::uint64_t handle : f.streams.handles()) {
@@ -105,7 +117,7 @@ Result<> GpuBackend::shutdown(Site site) {
     }
   }
   f.shut_down.store(true, std::memory_order_release);
-  if (!f.in_forked_child()) do_shutdown();
+  do_shutdown();
   return first;
 }
 

@@ -15,6 +15,7 @@ namespace metrale {
 using detail::at;
 using detail::FaceState;
 using detail::StreamRecord;
+using detail::Undo;
 
 namespace {
 
@@ -70,7 +71,8 @@ Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kin
   std::unique_lock<std::mutex> budget_lock;
   if (counts_as_live(kind)) budget_lock = METRALE_TRY(check_budget(op, bytes, site));
   if (kind == MemoryKind::managed) {
-    const DeviceMemoryInfo info = METRALE_TRY(hooks.do_memory_info());
+    DeviceMemoryInfo info = METRALE_TRY(hooks.do_memory_info());
+    if (bytes > info.device_free && pool.trim() != 0) info = METRALE_TRY(hooks.do_memory_info());
     if (bytes > info.device_free) return out_of_memory(op, bytes, site, "managed memory beyond the device's own can hang it");
   }
   std::uint64_t band = 0;
@@ -84,6 +86,11 @@ Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kin
   }
   if (bytes > UINT64_MAX - band) return out_of_memory(op, bytes, site, "the size with its guard band overflows");
   const DevicePtr ptr = METRALE_TRY(alloc_with_retry(op, bytes, band, kind, site));
+  // Red zones and ledger need memory of their own; without it the block goes back.
+  Undo give_back([&] {
+    if (band != 0) red_zones.remove(ptr);
+    static_cast<void>(hooks.do_free(ptr, bytes + band, kind).has_value());
+  });
   if (band != 0) {
     zone.base = ptr, zone.block_bytes = bytes, zone.band_bytes = band, zone.site = site, zone.written = switches().redzone_fill;
     // Blocking, so that the band holds its value before anything can use the block.
@@ -91,12 +98,14 @@ Result<DevicePtr> FaceState::allocate(Op op, std::uint64_t bytes, MemoryKind kin
     Result<> filled = stream == nullptr ? Result<>() : hooks.do_memset(ptr.offset(bytes), zone.written, band, stream->native);
     if (!filled) {
       Error error = std::move(filled).error().with_note("while filling the guard band");
+      give_back.keep();
       return after_undoing(std::move(error), "the block", hooks.do_free(ptr, bytes + band, kind),
                            {.op = op, .dst = ptr.address, .bytes = bytes, .site = site});
     }
-    red_zones.add(zone);
   }
+  if (band != 0) red_zones.add(zone);
   device.add(ptr, bytes, kind, site);
+  give_back.keep();
   return ptr;
 }
 
@@ -179,7 +188,9 @@ Result<DevicePtr> GpuBackend::alloc_async(std::uint64_t bytes, StreamHandle stre
       if (ptr.error().code() != Errc::out_of_memory) return ptr;
       return f.out_of_memory(op.op, bytes, site, "the driver refused, also after the pool was trimmed");
     }
+    Undo give_back([&] { f.pool.give(*ptr, bytes, record->pool); });
     f.device.add(*ptr, bytes, MemoryKind::pooled, site);
+    give_back.keep();
     return ptr;
   });
 }
@@ -194,7 +205,11 @@ Result<> GpuBackend::free_async(DevicePtr ptr, StreamHandle stream, Site site) {
     StreamRecord* record = f.usable() ? METRALE_TRY(f.stream(stream, site)) : nullptr;
     if (f.usable()) METRALE_TRY(f.guard_not_captured(op.op, record->capture.load(std::memory_order_acquire), site));
     const std::optional<Allocation> block = METRALE_TRY(f.take_block(op.op, ptr, kind_bit(MemoryKind::pooled), site));
-    if (block && f.usable()) f.pool.give(ptr, block->bytes, record->pool);
+    if (!block || !f.usable()) return {};
+    // Where the pool's list cannot grow, the block stays the caller's.
+    Undo undo([&] { f.device.add(ptr, block->bytes, block->kind, block->site); });
+    f.pool.give(ptr, block->bytes, record->pool);
+    undo.keep();
     return {};
   });
 }
@@ -207,7 +222,7 @@ Result<std::uint64_t> GpuBackend::trim(Site site) {
   });
 }
 
-std::uint64_t GpuBackend::pool_reserved_bytes() const { return face_->pool.reserved_bytes(); }
+std::uint64_t GpuBackend::pool_reserved_bytes() const { return in_forked_child() ? 0 : face_->pool.reserved_bytes(); }
 
 Result<> GpuBackend::memset(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, Site site) {
   FaceState& f = *face_;
@@ -264,9 +279,13 @@ void GpuBackend::set_budget(std::optional<std::uint64_t> bytes) noexcept {
 std::uint64_t GpuBackend::live_bytes() const { return face_->device.live_bytes(); }
 std::uint64_t GpuBackend::peak_bytes() const { return face_->device.peak_bytes(); }
 std::uint64_t GpuBackend::live_alloc_count() const { return face_->device.live_alloc_count(); }
-std::vector<Allocation> GpuBackend::live_allocations() const { return face_->known_blocks(); }
+std::vector<Allocation> GpuBackend::live_allocations() const {
+  if (in_forked_child()) return {};
+  return face_->known_blocks();
+}
 
 std::string GpuBackend::alloc_report(std::size_t top_n, std::uint64_t min_mb) const {
+  if (in_forked_child()) return format_alloc_report({}, top_n, min_mb);
   std::vector<Allocation> blocks = face_->known_blocks();
   std::lock_guard lock(face_->alias_mutex);  // keeps the labels while the text is made
   for (Allocation& block : blocks) {
@@ -278,7 +297,7 @@ std::string GpuBackend::alloc_report(std::size_t top_n, std::uint64_t min_mb) co
 }
 
 std::optional<std::uint64_t> GpuBackend::chunk_slack_bytes() const {
-  if (!do_packs_small_allocations()) return std::nullopt;
+  if (!do_packs_small_allocations() || in_forked_child()) return std::nullopt;
   return metrale::chunk_slack_bytes(face_->device.snapshot());
 }
 
@@ -287,11 +306,21 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
   OpRecord op{.op = Op::sweep_unreleased, .site = site};
   return f.run_always(op, [&]() -> Result<std::uint64_t> {
     METRALE_TRY(f.guard_thread(op.op, site));
-    for (const std::uint64_t handle : f.graphs.handles()) METRALE_TRY(f.retire_graph(handle));
+    const Result<> retired = f.retire_all_graphs();
+    // What is left in the cache afterwards is named still and goes below, so the cache must not hand it out again.
+    if (f.op_cache) {
+      if (const Result<> released = f.op_cache->release(*this); !released && released.error().code() != Errc::in_use) {
+        log(LogLevel::warning, fmt::format("sweep: {}", released.error().to_string()));
+      }
+      f.op_cache->forget_scratch();
+    }
 
+    const std::vector<Allocation> on_device = f.device.snapshot();
+    const std::vector<Allocation> on_host = f.host.snapshot();
     std::vector<Allocation> swept;
+    swept.reserve(on_device.size() + on_host.size());
     const std::uint32_t freed_here = kind_bit(MemoryKind::device) | kind_bit(MemoryKind::managed) | kind_bit(MemoryKind::arena);
-    for (const Allocation& block : f.device.snapshot()) {
+    for (const Allocation& block : on_device) {
       if ((kind_bit(block.kind) & (freed_here | kind_bit(MemoryKind::pooled))) == 0) continue;
       // Named ones too: replays still running were given to do_free, which waits for the work that may use the block.
       if (f.device.take(block.base, kind_bit(block.kind), AllocLedger::Named::goes).status != AllocLedger::Take::taken) continue;
@@ -306,8 +335,12 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
         log(LogLevel::warning, fmt::format("sweep: {}", freed.error().to_string()));
       }
     }
-    f.pool.trim(!f.usable());
-    for (const Allocation& block : f.host.snapshot()) {
+    if (f.usable()) {
+      f.pool.trim();
+    } else {
+      f.pool.forget();
+    }
+    for (const Allocation& block : on_host) {
       void* ptr = reinterpret_cast<void*>(static_cast<std::uintptr_t>(block.base.address));
       if (f.host.take(block.base, kAllKinds, AllocLedger::Named::goes).status != AllocLedger::Take::taken) continue;
       {
@@ -331,6 +364,7 @@ Result<std::uint64_t> GpuBackend::sweep_unreleased(Site site) {
       log(LogLevel::warning, fmt::format("sweep: {} blocks of {} bytes in all were never released; largest: {}", swept.size(),
                                          bytes, largest_sites(swept)));
     }
+    METRALE_TRY(retired);
     return swept.size();
   });
 }

@@ -24,9 +24,9 @@ std::optional<Allocation> overlapping(const AllocLedger& ledger, DevicePtr base,
   return std::nullopt;
 }
 
-/// Makes host memory known on both sides.
-Result<> enter(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t bytes, MemoryKind kind,
-               const std::function<Result<DevicePtr>(void*)>& alias_of) {
+/// Makes host memory known on both sides, or on none.
+Result<> enter_both(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t bytes, MemoryKind kind,
+                    const std::function<Result<DevicePtr>(void*)>& alias_of) {
   if (f.capabilities.has(Capability::host_alias)) {
     const DevicePtr alias = METRALE_TRY(alias_of(ptr));
     std::lock_guard lock(f.alias_mutex);
@@ -40,10 +40,23 @@ Result<> enter(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t byt
       }
     }
     f.aliases[host_key(ptr).address] = alias;
+    detail::Undo forget([&] {
+      f.device.take(alias, kind_bit(kind), AllocLedger::Named::goes);
+      f.aliases.erase(host_key(ptr).address);
+    });
     f.device.add(alias, bytes, kind, site);
+    f.host.add(host_key(ptr), bytes, kind, site);
+    forget.keep();
+    return {};
   }
   f.host.add(host_key(ptr), bytes, kind, site);
   return {};
+}
+
+/// As above; without memory for the tables an error too.
+Result<> enter(FaceState& f, GpuBackend::Site site, void* ptr, std::uint64_t bytes, MemoryKind kind,
+               const std::function<Result<DevicePtr>(void*)>& alias_of) {
+  return FaceState::caught("enter host memory", site, [&] { return enter_both(f, site, ptr, bytes, kind, alias_of); });
 }
 
 /// Takes host memory off both tables unless a graph names it. `bytes` 0: whatever its size.
@@ -165,7 +178,8 @@ Result<DevicePtr> GpuBackend::host_ptr_to_device(const void* host, Site site) {
 }
 
 bool GpuBackend::is_pinned(std::span<const std::byte> memory) const {
-  return !memory.empty() && face_->host.check(host_key(memory.data()), memory.size()) == AllocLedger::Range::inside;
+  return !memory.empty() && !in_forked_child() &&
+         face_->host.check(host_key(memory.data()), memory.size()) == AllocLedger::Range::inside;
 }
 
 Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view label, Site site) {
@@ -187,6 +201,7 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
 
 std::vector<std::pair<std::string, Allocation>> GpuBackend::adopted_memory() const {
   FaceState& f = *face_;
+  if (in_forked_child()) return {};
   std::lock_guard lock(f.alias_mutex);
   std::vector<std::pair<std::string, Allocation>> adopted;
   for (const auto& [base, label] : f.adopted_labels) {

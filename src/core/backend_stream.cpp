@@ -15,7 +15,10 @@ using detail::StreamRecord;
 
 namespace {
 
-Result<StreamHandle> issue(FaceState& f, NativeStream native, bool is_foreign, GpuBackend::Site site) {
+/// Gives a driver's stream a handle; without one, `give_back` is called.
+template <class GiveBack>
+Result<StreamHandle> issue(FaceState& f, NativeStream native, bool is_foreign, GpuBackend::Site site, GiveBack give_back) {
+  detail::Undo undo(std::move(give_back));
   const StreamRecord* by_default = f.streams.find(f.default_stream.value);
   const bool is_default = by_default != nullptr && by_default->native == native;
   const std::uint64_t value = f.streams.insert([&](StreamRecord& record, std::uint64_t handle) {
@@ -26,6 +29,7 @@ Result<StreamHandle> issue(FaceState& f, NativeStream native, bool is_foreign, G
     record.is_foreign = is_foreign;
   });
   if (value == 0) return Error(Errc::internal, "no stream handle is left", site);
+  undo.keep();
   return StreamHandle{value};
 }
 
@@ -35,7 +39,7 @@ Result<StreamHandle> GpuBackend::create_stream(int priority, Site site) {
   FaceState& f = *face_;
   return f.run({.op = Op::create_stream, .site = site}, [&]() -> Result<StreamHandle> {
     const NativeStream native = METRALE_TRY(do_create_stream(priority));
-    return issue(f, native, false, site);
+    return issue(f, native, false, site, [&] { static_cast<void>(do_destroy_stream(native).has_value()); });
   });
 }
 
@@ -45,7 +49,7 @@ Result<StreamHandle> GpuBackend::wrap_stream(std::uint64_t native, Site site) {
     if (native == 0)
       return Error(Errc::invalid_argument, "wrap_stream of stream 0: the legacy stream orders against all others", site);
     const NativeStream wrapped = METRALE_TRY(do_wrap_stream(native));
-    return issue(f, wrapped, true, site);
+    return issue(f, wrapped, true, site, [] {});
   });
 }
 
@@ -132,8 +136,10 @@ Result<> GpuBackend::enqueue_host(StreamHandle stream, std::function<void()> fn,
 
 namespace {
 
-Result<EventHandle> make_event(FaceState& f, Result<NativeEvent> native, bool timed, GpuBackend::Site site) {
+template <class GiveBack>
+Result<EventHandle> make_event(FaceState& f, Result<NativeEvent> native, bool timed, GpuBackend::Site site, GiveBack give_back) {
   if (!native) return Error(std::move(native).error());
+  detail::Undo undo([&] { give_back(*native); });
   const std::uint64_t value = f.events.insert([&](EventRecord& record, std::uint64_t handle) {
     record.handle = {handle};
     record.native = *native;
@@ -142,20 +148,23 @@ Result<EventHandle> make_event(FaceState& f, Result<NativeEvent> native, bool ti
     record.timed = timed;
   });
   if (value == 0) return Error(Errc::internal, "no event handle is left", site);
+  undo.keep();
   return EventHandle{value};
 }
 
 }  // namespace
 
 Result<EventHandle> GpuBackend::create_event(Site site) {
+  const auto give_back = [&](NativeEvent event) { static_cast<void>(do_destroy_event(event).has_value()); };
   return face_->run({.op = Op::create_event, .site = site},
-                    [&] { return make_event(*face_, do_create_event(false), false, site); });
+                    [&] { return make_event(*face_, do_create_event(false), false, site, give_back); });
 }
 
 Result<EventHandle> GpuBackend::create_timed_event(Site site) {
   return face_->run({.op = Op::create_event, .site = site}, [&]() -> Result<EventHandle> {
     METRALE_TRY(face_->require(Capability::timed_events, site));
-    return make_event(*face_, do_create_event(true), true, site);
+    return make_event(*face_, do_create_event(true), true, site,
+                      [&](NativeEvent event) { static_cast<void>(do_destroy_event(event).has_value()); });
   });
 }
 

@@ -101,12 +101,13 @@ class CaptureTable {
   std::uint32_t open(StreamHandle origin, std::source_location site) {
     std::lock_guard lock(mutex_);
     const std::uint32_t id = next_id_++;
-    Capture& capture = captures_[id];
+    Capture capture;
     capture.id = id;
     capture.owner = std::this_thread::get_id();
     capture.origin = origin;
     capture.site = site;
     capture.streams.push_back(origin);
+    captures_.emplace(id, std::move(capture));
     num_open_.store(captures_.size(), std::memory_order_release);
     return id;
   }

@@ -2,6 +2,9 @@
 #include "core/face_state.h"
 
 #include <algorithm>
+#include <exception>
+#include <new>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -69,9 +72,34 @@ std::string FaceState::describe_last_operations() const {
   return text;
 }
 
-Error FaceState::settle(Error error, const OpRecord& record) {
+Error FaceState::thrown(std::string_view what, const Site& site) noexcept {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      return Error(Errc::out_of_memory, fmt::format("{}: the host has no memory left", what), site);
+    } catch (const std::exception& error) {
+      return Error(Errc::internal, fmt::format("{}: {}", what, error.what()), site);
+    } catch (...) {
+      return Error(Errc::internal, fmt::format("{}: an exception that is none of the standard library's", what), site);
+    }
+  } catch (...) {
+    return Error::no_memory();
+  }
+}
+
+Error FaceState::settle(Error error, const OpRecord& record) noexcept {
   error = std::move(error).with_site(record.site);
   if (error.code() != Errc::device_lost || !usable()) return error;
+  try {
+    latch_fault(error, record);
+  } catch (...) {
+    // No memory for the reason. The device is lost all the same, and the next call finds it so.
+  }
+  return error;
+}
+
+void FaceState::latch_fault(const Error& error, const OpRecord& record) {
   std::string reason = fmt::format("{}: {}", metrale::to_string(record.op), error.message());
   if (error.native_code() != 0) reason += fmt::format(" [driver {}: {}]", error.native_code(), error.native_text());
   for (const std::string& note : error.notes()) reason += "; " + note;
@@ -79,7 +107,6 @@ Error FaceState::settle(Error error, const OpRecord& record) {
     log(LogLevel::error, fmt::format("device {} is lost: {}; called from {}", device_key, reason, at(record.site)));
     if (recorder) log(LogLevel::error, fmt::format("last operations, newest last:\n{}", describe_last_operations()));
   }
-  return error;
 }
 
 Error FaceState::after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record) {
@@ -88,7 +115,7 @@ Error FaceState::after_undoing(Error first, std::string_view what, Result<> undo
   return std::move(first).with_note(fmt::format("giving back {} failed too: {}", what, second.to_string()));
 }
 
-void FaceState::notify(OpRecord& record, std::uint8_t outcome) {
+void FaceState::notify(OpRecord& record, std::uint8_t outcome) noexcept {
   record.outcome = outcome;
   record.time_ns = static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
@@ -230,11 +257,7 @@ Result<> FaceState::discard_capture(std::uint32_t id, StreamHandle origin) {
   StreamRecord* record = streams.find(origin.value);
   Result<> ended;
   if (record != nullptr && usable()) ended = hooks.do_abort_capture(record->native);
-  if (auto capture = close_capture(id)) {
-    std::vector<NamedBlock> names;
-    for (const auto& [key, name] : capture->names) names.push_back(name);
-    drop_names(names);
-  }
+  if (const auto capture = close_capture(id)) drop_names(*capture);
   return ended;
 }
 
@@ -267,72 +290,99 @@ void FaceState::drop_names(const std::vector<NamedBlock>& names) {
   for (const NamedBlock& name : names) (name.in_host_table ? host : device).drop_graph_ref(name.base, name.generation);
 }
 
+void FaceState::drop_names(const Capture& capture) {
+  for (const auto& [key, name] : capture.names) (name.in_host_table ? host : device).drop_graph_ref(name.base, name.generation);
+}
+
+Result<std::optional<NativeEvent>> FaceState::mark_work(NativeStream stream) {
+  if (auto event = hooks.do_create_event(false)) {
+    if (hooks.do_record_event(*event, stream)) return *event;
+    static_cast<void>(hooks.do_destroy_event(*event).has_value());
+  }
+  METRALE_TRY(hooks.do_synchronize(stream));
+  return std::nullopt;
+}
+
+void FaceState::drop_done(std::vector<NativeEvent>& marks) {
+  std::erase_if(marks, [&](NativeEvent event) {
+    // A driver that cannot tell will not tell later.
+    if (usable() && !hooks.do_event_query(event).value_or(true)) return false;
+    if (usable()) static_cast<void>(hooks.do_destroy_event(event).has_value());
+    return true;
+  });
+}
+
 void FaceState::mark_replays_on(StreamRecord& stream) {
   for (const std::uint64_t handle : graphs.handles()) {
     GraphRecord* record = graphs.find(handle);
     if (record == nullptr) continue;
     std::lock_guard lock(record->mutex);
-    const std::size_t num_erased = std::erase_if(record->launched_on, [&](StreamHandle launched) {
+    const auto is_here = [&](StreamHandle launched) {
       const StreamRecord* other = streams.find(launched.value);
       return other != nullptr && other->native == stream.native;
-    });
-    if (num_erased == 0) continue;
-    if (auto event = hooks.do_create_event(false)) {
-      if (hooks.do_record_event(*event, stream.native)) record->pending_replays.push_back(*event);
-    }
+    };
+    if (std::none_of(record->launched_on.begin(), record->launched_on.end(), is_here)) continue;
+    drop_done(record->pending_replays);
+    record->pending_replays.reserve(record->pending_replays.size() + 1);
+    // Where neither a mark nor a wait can be had, the free of a named block still waits for the work.
+    if (const auto mark = mark_work(stream.native); mark && *mark) record->pending_replays.push_back(**mark);
+    std::erase_if(record->launched_on, is_here);
   }
 }
 
 void FaceState::reap_retired_graphs() {
-  std::vector<RetiredGraph> done;
+  std::list<RetiredGraph> done;
   {
     std::lock_guard lock(retired_mutex);
-    std::erase_if(retired_graphs, [&](RetiredGraph& graph) {
-      std::erase_if(graph.replays, [&](NativeEvent event) {
-        if (usable() && !hooks.do_event_query(event).value_or(true)) return false;
-        if (usable()) static_cast<void>(hooks.do_destroy_event(event).has_value());
-        return true;
-      });
-      if (!graph.replays.empty()) return false;
-      done.push_back(std::move(graph));
-      return true;
-    });
+    for (auto it = retired_graphs.begin(); it != retired_graphs.end();) {
+      const auto graph = it++;
+      drop_done(graph->replays);
+      if (graph->replays.empty()) done.splice(done.end(), retired_graphs, graph);
+    }
   }
   for (const RetiredGraph& graph : done) drop_names(graph.names);
 }
 
-Result<> FaceState::retire_graph(std::uint64_t handle) {
-  GraphRecord* record = graphs.find(handle);
-  if (record == nullptr) return {};
-  RetiredGraph retired;
+Result<bool> FaceState::retire_graph(std::uint64_t handle) {
+  std::list<RetiredGraph> retired(1);
+  RetiredGraph& graph = retired.front();
   NativeGraph native;
-  {
-    std::lock_guard lock(record->mutex);
-    native = record->native;
-    if (usable()) {
-      for (const StreamHandle launched : record->launched_on) {
-        StreamRecord* stream = streams.find(launched.value);
-        if (stream == nullptr) continue;
-        auto event = hooks.do_create_event(false);
-        if (event && hooks.do_record_event(*event, stream->native)) retired.replays.push_back(*event);
-      }
-    }
-    retired.replays.insert(retired.replays.end(), record->pending_replays.begin(), record->pending_replays.end());
-    retired.names = std::move(record->names);
-    retired.capture_site = record->capture_site;
-    record->launched_on.clear();
-    record->pending_replays.clear();
-    record->names.clear();
-  }
-  if (!graphs.erase(handle)) return {};
+  std::vector<StreamHandle> launched_on;
+  // Of two callers the one that erases has the names too.
+  const bool mine = graphs.erase(handle, [&](GraphRecord& record) {
+    std::lock_guard lock(record.mutex);
+    record.pending_replays.reserve(record.pending_replays.size() + record.launched_on.size());
+    native = record.native;
+    launched_on = std::exchange(record.launched_on, {});
+    graph.replays = std::exchange(record.pending_replays, {});
+    graph.names = std::exchange(record.names, {});
+    graph.capture_site = record.capture_site;
+  });
+  if (!mine) return false;
   Result<> destroyed;
-  if (usable()) destroyed = hooks.do_destroy_graph(native);
+  if (usable()) {
+    for (const StreamHandle launched : launched_on) {
+      const StreamRecord* stream = streams.find(launched.value);
+      if (stream == nullptr) continue;
+      if (const auto mark = mark_work(stream->native); mark && *mark) graph.replays.push_back(**mark);
+    }
+  }
   {
     std::lock_guard lock(retired_mutex);
-    retired_graphs.push_back(std::move(retired));
+    retired_graphs.splice(retired_graphs.end(), retired);
   }
+  if (usable()) destroyed = hooks.do_destroy_graph(native);
   reap_retired_graphs();
-  return destroyed;
+  METRALE_TRY(std::move(destroyed));
+  return true;
+}
+
+Result<> FaceState::retire_all_graphs() {
+  Result<> first;
+  for (const std::uint64_t handle : graphs.handles()) {
+    if (auto retired = retire_graph(handle); !retired && first) first = std::move(retired).error();
+  }
+  return first;
 }
 
 PoolDriver FaceState::pool_driver() {
@@ -359,11 +409,7 @@ PoolDriver FaceState::pool_driver() {
         return after_undoing(std::move(ordered).error(), "the event", std::move(destroyed),
                              {.op = Op::alloc_async, .site = Site::current()});
       },
-      .record_event = [this](NativeStream stream) -> std::optional<NativeEvent> {
-        auto event = hooks.do_create_event(false);
-        if (!event || !hooks.do_record_event(*event, stream)) return std::nullopt;
-        return *event;
-      },
+      .mark_work = [this](NativeStream stream) { return mark_work(stream); },
       .event_done = [this](NativeEvent event) { return hooks.do_event_query(event).value_or(false); },
       .drop_event = [this](NativeEvent event) { static_cast<void>(hooks.do_destroy_event(event).has_value()); },
   };

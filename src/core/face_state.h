@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bitset>
 #include <chrono>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -70,6 +71,27 @@ struct RetiredGraph {
   Site capture_site;
 };
 
+/// Undoes a step when the scope is left before `keep()`, also by an exception. What `undo` throws is dropped.
+template <class Fn>
+class Undo {
+ public:
+  explicit Undo(Fn undo) noexcept : undo_(std::move(undo)) {}
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+  ~Undo() {
+    if (kept_) return;
+    try {
+      undo_();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): out of memory twice; nobody is left to tell
+    }
+  }
+  void keep() noexcept { kept_ = true; }
+
+ private:
+  Fn undo_;
+  bool kept_ = false;
+};
+
 /// Until when the caller keeps the source of a copy to the device.
 enum class SourceKept : std::uint8_t { until_return, until_synchronised };
 
@@ -116,7 +138,7 @@ struct FaceState {
   CaptureTable captures;
   CaptureWords capture_words;
   std::mutex retired_mutex;
-  std::vector<RetiredGraph> retired_graphs;
+  std::list<RetiredGraph> retired_graphs;  ///< A list: moving its nodes needs no memory.
 
   std::mutex audit_mutex;
   KernelAudit audit;
@@ -147,15 +169,34 @@ struct FaceState {
   template <class Body>
   auto run(OpRecord record, Body&& body) -> decltype(body()) {
     if (!usable()) [[unlikely]]
-      return lost(record.site);
+      return caught(record.op, record.site, [&]() -> decltype(body()) { return lost(record.site); });
     if (refused_ops[static_cast<std::size_t>(record.op)]) [[unlikely]]
-      return unsupported(record.op, record.site);
-    return run_always(record, std::forward<Body>(body));
+      return caught(record.op, record.site, [&]() -> decltype(body()) { return unsupported(record.op, record.site); });
+    return run_and_note(record, std::forward<Body>(body));
   }
-  /// As `run`, for calls that release: they go on without the device.
+  /// As `run`, for calls that release: they go on without the device. In a forked child they do nothing, and take no lock: the
+  /// thread that held it at the fork is not there to let go.
   template <class Body>
   auto run_always(OpRecord& record, Body&& body) -> decltype(body()) {
-    auto result = body();
+    if (in_forked_child()) [[unlikely]]
+      return {};
+    return run_and_note(record, std::forward<Body>(body));
+  }
+  /// Runs `body`, which returns a Result, and makes an error of what it throws. `what`: the operation, or its name.
+  template <class What, class Body>
+  static auto caught(What what, const Site& site, Body&& body) noexcept -> decltype(body()) {
+    try {
+      return body();
+    } catch (...) {
+      return thrown(what, site);
+    }
+  }
+  /// The error for the exception in flight. Needs no memory.
+  static Error thrown(std::string_view what, const Site& site) noexcept;
+  static Error thrown(Op op, const Site& site) noexcept { return thrown(metrale::to_string(op), site); }
+  template <class Body>
+  auto run_and_note(OpRecord& record, Body&& body) -> decltype(body()) {
+    auto result = caught(record.op, record.site, std::forward<Body>(body));
     if (!result) [[unlikely]]
       result = settle(std::move(result).error(), record);
     if (observed.load(std::memory_order_relaxed)) [[unlikely]]
@@ -169,11 +210,13 @@ struct FaceState {
   /// The last operations, launches with their kernel's name and arguments; newest last.
   std::string describe_last_operations() const;
   /// Gives a failure its caller's site and latches a lost device.
-  Error settle(Error error, const OpRecord& record);
+  Error settle(Error error, const OpRecord& record) noexcept;
+  /// Keeps the loss of the device and logs it.
+  void latch_fault(const Error& error, const OpRecord& record);
   /// The failure of a call that then gave `what` back: `first`, and how that failed, if it did, as a note.
   /// Latches a device lost there.
   Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
-  void notify(OpRecord& record, std::uint8_t outcome);
+  void notify(OpRecord& record, std::uint8_t outcome) noexcept;
 
   // ---- guards: each answers ok or the error to return ----
 
@@ -206,12 +249,20 @@ struct FaceState {
   void name_device(StreamRecord& stream, DevicePtr ptr);
   void name_host(StreamRecord& stream, const void* ptr);
   void drop_names(const std::vector<NamedBlock>& names);
+  void drop_names(const Capture& capture);
+  /// Marks the work on `stream` so far. None when that work is done: where it could not be marked, it was waited for.
+  /// Errors: neither could be had.
+  Result<std::optional<NativeEvent>> mark_work(NativeStream stream);
+  /// Destroys those of `marks` whose work is done.
+  void drop_done(std::vector<NativeEvent>& marks);
   /// Records an event behind the replays that are in flight on `stream`, before it is captured or destroyed.
   void mark_replays_on(StreamRecord& stream);
   /// Lets go of the memory of destroyed graphs whose replays are done.
   void reap_retired_graphs();
-  /// Destroys a graph; its memory stays named until the replays in flight are done.
-  Result<> retire_graph(std::uint64_t handle);
+  /// Destroys a graph; its memory stays named until the replays in flight are done. False when it is gone already.
+  Result<bool> retire_graph(std::uint64_t handle);
+  /// Destroys every graph, going on after failures. Errors: the first.
+  Result<> retire_all_graphs();
   /// "in_use" with the three sites.
   Error in_use(const Allocation& block, const Site& site);
 

@@ -10,11 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "core/face_state.h"
 #include "metrale/backend.h"
 #include "metrale/handle_owner.h"
 #include "metrale/owner_scope.h"
 
 namespace metrale {
+
+using detail::FaceState;
+
 namespace {
 
 std::size_t mix(std::size_t a, std::size_t b) noexcept { return a ^ (b + 0x9e3779b97f4a7c15ULL + (a << 6) + (a >> 2)); }
@@ -100,22 +104,27 @@ struct OpCache::Impl {
     return gone;
   }
 
-  // Under `growth`. `wait`: let `free` wait for the block's work instead of asking whether it has passed.
+  // Under `growth`. `wait`: let `free` wait for the block's work instead of asking whether it has passed. Needs no memory.
   void collect_retired(bool wait, Result<>& first) {
-    std::vector<Retired> left;
-    for (Retired& old : retired) {
+    std::erase_if(retired, [&](Retired& old) {
       if (old.passed && !wait) {
         const Result<bool> passed = backend.event_query(old.passed);
-        if (passed ? !*passed : detail::left_untouched(passed.error().code())) {
-          left.push_back(old);
-          continue;
-        }
+        if (passed ? !*passed : detail::left_untouched(passed.error().code())) return false;
       }
       drop_event(std::exchange(old.passed, {}));
-      if (!free_block(old.block, first)) left.push_back(old);
-    }
-    retired = std::move(left);
+      return free_block(old.block, first);
+    });
   }
+
+  // The block of a key; empty when it has none.
+  Block current(ScratchKeyView key) const {
+    const std::shared_lock lock(scratch_mutex);
+    const auto it = scratch.find(key);
+    return it == scratch.end() ? Block{} : it->second;
+  }
+
+  Result<DevicePtr> grow(ScratchKeyView key, std::uint64_t bytes, std::source_location site);
+  Result<> retire_stream(StreamHandle stream, std::source_location site);
 
   GpuBackend& backend;
 
@@ -135,6 +144,8 @@ OpCache::OpCache(GpuBackend& backend) : impl_(std::make_unique<Impl>(backend)) {
 OpCache::~OpCache() = default;
 
 Result<OpCache::Kernel> OpCache::kernel(std::string_view module, std::string_view function, std::source_location site) {
+  if (impl_->backend.in_forked_child()) [[unlikely]]
+    METRALE_TRY(impl_->backend.health(site));
   const KernelKeyView key{module, function};
   std::uint64_t num_forgotten = 0;
   {
@@ -142,14 +153,16 @@ Result<OpCache::Kernel> OpCache::kernel(std::string_view module, std::string_vie
     if (const auto it = impl_->kernels.find(key); it != impl_->kernels.end()) return it->second;
     num_forgotten = impl_->num_forgotten;
   }
-  Kernel found;
-  found.handle = METRALE_TRY(impl_->backend.kernel(module, function, site));
-  found.facts = METRALE_TRY(impl_->backend.kernel_facts(found.handle, site));
-  const std::unique_lock lock(impl_->kernels_mutex);
-  if (impl_->num_forgotten == num_forgotten) {
-    impl_->kernels.insert_or_assign({std::string(module), std::string(function)}, found);
-  }
-  return found;
+  return FaceState::caught("kernel", site, [&]() -> Result<Kernel> {
+    Kernel found;
+    found.handle = METRALE_TRY(impl_->backend.kernel(module, function, site));
+    found.facts = METRALE_TRY(impl_->backend.kernel_facts(found.handle, site));
+    const std::unique_lock lock(impl_->kernels_mutex);
+    if (impl_->num_forgotten == num_forgotten) {
+      impl_->kernels.insert_or_assign({std::string(module), std::string(function)}, found);
+    }
+    return found;
+  });
 }
 
 void OpCache::forget_kernels() {
@@ -159,80 +172,108 @@ void OpCache::forget_kernels() {
 }
 
 Result<DevicePtr> OpCache::scratch(std::string_view tag, StreamHandle stream, std::uint64_t bytes, std::source_location site) {
+  if (impl_->backend.in_forked_child()) [[unlikely]]
+    METRALE_TRY(impl_->backend.health(site));
   if (bytes == 0 || !stream) [[unlikely]] {
-    return Error(Errc::invalid_argument,
-                 fmt::format("scratch '{}': {} bytes on stream {:#x}; both must be more than 0", tag, bytes, stream.value), site);
+    return FaceState::caught("scratch", site, [&]() -> Result<DevicePtr> {
+      return Error(Errc::invalid_argument,
+                   fmt::format("scratch '{}': {} bytes on stream {:#x}; both must be more than 0", tag, bytes, stream.value), site);
+    });
   }
   const ScratchKeyView key{tag, stream};
-  const auto current = [&] {
-    const std::shared_lock lock(impl_->scratch_mutex);
-    const auto it = impl_->scratch.find(key);
-    return it == impl_->scratch.end() ? Block{} : it->second;
-  };
-  if (const Block block = current(); block.bytes >= bytes) [[likely]]
+  if (const Block block = impl_->current(key); block.bytes >= bytes) [[likely]]
     return block.ptr;
+  return FaceState::caught("scratch", site, [&] {
+    const OwnerScope owner(label());
+    return impl_->grow(key, bytes, site);
+  });
+}
 
-  const std::lock_guard growing(impl_->growth);
-  const Block old = current();
+Result<DevicePtr> OpCache::Impl::grow(ScratchKeyView key, std::uint64_t bytes, std::source_location site) {
+  const auto [tag, stream] = key;
+  // A lost device and a stream that has gone count as capturing, and are none: asked first.
+  METRALE_TRY(backend.health(site));
+  METRALE_TRY(backend.native_stream(stream, site));
+  const std::lock_guard growing(growth);
+  const Block old = current(key);
   if (old.bytes >= bytes) return old.ptr;
   const auto why = [&] {
-    return fmt::format("scratch '{}' on stream {:#x} grows from {} to {} bytes", tag, stream.value, old.bytes, bytes);
+    return fmt::format("scratch '{}' on stream {:#x} grows from {} to {} bytes", key.tag, key.stream.value, old.bytes, bytes);
   };
-  if (impl_->backend.stream_is_capturing(stream, site)) {
+  if (backend.stream_is_capturing(stream, site)) {
     return Error(Errc::capture_unsafe, why() + " while the stream is captured; request the largest size once before capturing",
                  site);
   }
   // In this order a failure at any step leaves the old block in place and nothing behind.
+  retired.reserve(retired.size() + 1);
   EventHandle passed;
-  if (old.ptr) passed = METRALE_TRY(impl_->mark(stream, site));
-  const OwnerScope owner(label());
-  Result<DevicePtr> grown = impl_->backend.alloc(bytes, site);
+  if (old.ptr) passed = METRALE_TRY(mark(stream, site));
+  detail::Undo drop_mark([&] { drop_event(passed); });
+  Result<DevicePtr> grown = backend.alloc(bytes, site);
   if (!grown) {
-    impl_->drop_event(passed);
     const bool capturing = grown.error().code() == Errc::capture_unsafe;
     return std::move(grown).error().with_note(why() + (capturing ? "; request the largest size once before capturing" : ""));
   }
+  detail::Undo give_back([&] { (void)backend.free(*grown); });
   {
-    const std::unique_lock lock(impl_->scratch_mutex);
-    impl_->scratch.insert_or_assign({std::string(tag), stream}, Block{*grown, bytes});
-    if (old.ptr) impl_->retired.push_back({old, passed});
+    const std::unique_lock lock(scratch_mutex);
+    scratch.insert_or_assign({std::string(tag), stream}, Block{*grown, bytes});
+    if (old.ptr) retired.push_back({old, passed});
   }
+  give_back.keep();
+  drop_mark.keep();
   Result<> ignored;  // a block that cannot be freed now is tried again later
-  impl_->collect_retired(/*wait=*/false, ignored);
+  collect_retired(/*wait=*/false, ignored);
   return grown;
 }
 
 Result<> OpCache::retire_stream(StreamHandle stream, std::source_location site) {
-  const std::lock_guard growing(impl_->growth);
+  if (impl_->backend.in_forked_child()) return {};
+  return FaceState::caught("retire_stream", site, [&] { return impl_->retire_stream(stream, site); });
+}
+
+Result<> OpCache::Impl::retire_stream(StreamHandle stream, std::source_location site) {
+  const std::lock_guard growing(growth);
+  retired.reserve(retired.size() + scratch.size());
   Result<> first;
-  for (auto it = impl_->scratch.begin(); it != impl_->scratch.end();) {
+  for (auto it = scratch.begin(); it != scratch.end();) {
     if (it->first.stream != stream) {
       ++it;
       continue;
     }
-    Result<EventHandle> passed = impl_->mark(stream, site);
+    Result<EventHandle> passed = mark(stream, site);
     if (!passed) {
       if (first) first = std::move(passed).error();
       ++it;
       continue;
     }
-    const std::unique_lock lock(impl_->scratch_mutex);
-    impl_->retired.push_back({it->second, *passed});
-    it = impl_->scratch.erase(it);
+    const std::unique_lock lock(scratch_mutex);
+    retired.push_back({it->second, *passed});
+    it = scratch.erase(it);
   }
   Result<> ignored;
-  impl_->collect_retired(/*wait=*/false, ignored);
+  collect_retired(/*wait=*/false, ignored);
   return first;
 }
 
 std::uint64_t OpCache::collect() {
+  if (impl_->backend.in_forked_child()) return 0;
   const std::lock_guard growing(impl_->growth);
   Result<> ignored;
   impl_->collect_retired(/*wait=*/false, ignored);
   return impl_->retired.size();
 }
 
+void OpCache::forget_scratch() {
+  const std::lock_guard growing(impl_->growth);
+  for (const Retired& old : impl_->retired) impl_->drop_event(old.passed);
+  const std::unique_lock lock(impl_->scratch_mutex);
+  impl_->retired.clear();
+  impl_->scratch.clear();
+}
+
 std::uint64_t OpCache::scratch_bytes() const {
+  if (impl_->backend.in_forked_child()) return 0;
   const std::lock_guard growing(impl_->growth);
   const std::shared_lock lock(impl_->scratch_mutex);
   std::uint64_t sum = 0;
@@ -245,6 +286,7 @@ Result<> OpCache::release(GpuBackend& backend) {
   if (&backend != &impl_->backend) {
     return Error(Errc::invalid_argument, "release of the op scratch on another backend than its own");
   }
+  if (backend.in_forked_child()) return {};
   forget_kernels();
   const std::lock_guard growing(impl_->growth);
   Result<> first;

@@ -7,6 +7,7 @@
 #include <array>
 #include <mutex>
 
+#include "core/face_state.h"
 #include "metrale/backend.h"
 
 namespace metrale {
@@ -49,6 +50,10 @@ SpanTimer::SpanTimer(GpuBackend& backend) noexcept : backend_(backend) {}
 SpanTimer::~SpanTimer() { delete ring_.load(std::memory_order_acquire); }
 
 Result<> SpanTimer::arm(std::source_location site) {
+  return detail::FaceState::caught("arm the span timer", site, [&] { return make_ring(site); });
+}
+
+Result<> SpanTimer::make_ring(std::source_location site) {
   if (ring_.load(std::memory_order_acquire) == nullptr) {
     const Capabilities& capabilities = backend_.capabilities();
     if (!capabilities.has(Capability::timed_events)) {

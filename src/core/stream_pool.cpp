@@ -63,33 +63,34 @@ void StreamPool::give(DevicePtr ptr, std::uint64_t bytes, PoolLists& lists) {
 }
 
 void StreamPool::retire(NativeStream stream, PoolLists& lists) {
-  Orphans orphans;
-  bool any = false;
+  std::list<Orphans> made;  // a list: moving its node needs no memory
   {
     std::lock_guard lock(lists.mutex);
-    for (std::size_t c = 0; c < kNumPoolClasses; ++c) {
-      any = any || !lists.free[c].empty();
-      orphans.free[c].swap(lists.free[c]);
-    }
+    if (std::all_of(lists.free.begin(), lists.free.end(), [](const auto& blocks) { return blocks.empty(); })) return;
+    made.emplace_back().free.swap(lists.free);
   }
-  if (!any) return;
-  const std::optional<NativeEvent> event = driver_.record_event(stream);
+  const auto mark = driver_.mark_work(stream);
   std::lock_guard lock(mutex_);
-  if (event) {
-    orphans.event = *event;
-    orphans_.push_back(std::move(orphans));
-  }
-  // Without an event nobody can tell when the blocks are free: they stay with their slabs, which `trim` never sees as empty.
+  // Without a mark or an end nobody can tell when the blocks are free: they stay with their slabs, never empty to `trim`.
+  if (!mark) return;
+  made.front().event = *mark;
+  orphans_.splice(orphans_.end(), made);
 }
 
 void StreamPool::reap_orphans() {
-  std::erase_if(orphans_, [this](Orphans& orphans) {
-    if (!driver_.event_done(orphans.event)) return false;
-    driver_.drop_event(orphans.event);
-    for (std::size_t c = 0; c < kNumPoolClasses; ++c)
-      ready_[c].insert(ready_[c].end(), orphans.free[c].begin(), orphans.free[c].end());
-    return true;
-  });
+  for (auto it = orphans_.begin(); it != orphans_.end();) {
+    if (it->event && !driver_.event_done(*it->event)) {
+      ++it;
+      continue;
+    }
+    if (it->event) driver_.drop_event(*it->event);
+    it->event.reset();
+    for (std::size_t c = 0; c < kNumPoolClasses; ++c) {
+      ready_[c].insert(ready_[c].end(), it->free[c].begin(), it->free[c].end());
+      it->free[c].clear();
+    }
+    it = orphans_.erase(it);
+  }
 }
 
 std::optional<DevicePtr> StreamPool::take_shared(std::size_t size_class) {
@@ -136,12 +137,50 @@ Result<DevicePtr> StreamPool::grow(std::size_t size_class) {
   const std::uint64_t bytes = block <= kLargestShared ? kSlabBytes : block;
   const DevicePtr base = METRALE_TRY(driver_.alloc_slab(bytes));
   std::lock_guard lock(mutex_);
-  slabs_.push_back({base, bytes, size_class, block});
+  try {
+    slabs_.push_back({base, bytes, size_class, block});
+  } catch (...) {
+    static_cast<void>(driver_.free_slab(base, bytes).has_value());
+    throw;
+  }
   if (2 * block <= bytes) open_slab_[size_class] = slabs_.size();
   return base;
 }
 
-std::uint64_t StreamPool::trim(bool drop) {
+void StreamPool::drop_lists() {
+  driver_.other_streams(nullptr, [](NativeStream, PoolLists& theirs) {
+    std::lock_guard lock(theirs.mutex);
+    for (auto& blocks : theirs.free) blocks.clear();
+    return false;
+  });
+  for (auto& blocks : ready_) blocks.clear();
+  open_slab_.fill(0);
+}
+
+Result<> StreamPool::free_all() {
+  std::lock_guard lock(mutex_);
+  drop_lists();
+  for (const Orphans& orphans : orphans_) {
+    if (orphans.event) driver_.drop_event(*orphans.event);
+  }
+  orphans_.clear();
+  Result<> first;
+  for (const Slab& slab : slabs_) {
+    Result<> freed = driver_.free_slab(slab.base, slab.bytes);
+    if (!freed && first) first = std::move(freed);
+  }
+  slabs_.clear();
+  return first;
+}
+
+void StreamPool::forget() {
+  std::lock_guard lock(mutex_);
+  drop_lists();
+  orphans_.clear();
+  slabs_.clear();
+}
+
+std::uint64_t StreamPool::trim() {
   std::lock_guard lock(mutex_);
   reap_orphans();
   // Count each slab's free blocks over every list; a slab is empty when all it ever handed out is back.
@@ -167,18 +206,19 @@ std::uint64_t StreamPool::trim(bool drop) {
     }
   }
   std::vector<bool> empty(slabs_.size());
-  for (std::size_t i = 0; i < slabs_.size(); ++i) empty[i] = drop || free_bytes[i] == slabs_[i].carved;
+  for (std::size_t i = 0; i < slabs_.size(); ++i) empty[i] = free_bytes[i] == slabs_[i].carved;
+  std::vector<Slab> kept;
+  kept.reserve(slabs_.size());  // from here on nothing may fail half-way
   for (auto* list : lists) {
     for (auto& blocks : *list) std::erase_if(blocks, [&](DevicePtr ptr) { return empty[slab_of(ptr)]; });
   }
   std::uint64_t returned = 0;
-  std::vector<Slab> kept;
   open_slab_.fill(0);
   for (std::size_t i = 0; i < slabs_.size(); ++i) {
     const Slab& slab = slabs_[i];
     if (empty[i]) {
       // A driver that refuses keeps the memory: there is nothing left to do with it here.
-      if (drop || driver_.free_slab(slab.base, slab.bytes)) returned += slab.bytes;
+      if (driver_.free_slab(slab.base, slab.bytes)) returned += slab.bytes;
       continue;
     }
     kept.push_back(slab);

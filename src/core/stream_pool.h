@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -34,7 +35,8 @@ struct PoolDriver {
   std::function<bool(NativeStream)> is_idle;
   /// Makes `waiter` wait for everything enqueued on `first` so far.
   std::function<Result<>(NativeStream waiter, NativeStream first)> order_after;
-  std::function<std::optional<NativeEvent>(NativeStream)> record_event;
+  /// Marks the stream's work so far; none: that work is done. An error: nobody can tell when it is.
+  std::function<Result<std::optional<NativeEvent>>(NativeStream)> mark_work;
   std::function<bool(NativeEvent)> event_done;
   std::function<void(NativeEvent)> drop_event;
 };
@@ -49,8 +51,12 @@ class StreamPool {
   void give(DevicePtr ptr, std::uint64_t bytes, PoolLists& lists);
   /// Keeps the blocks of a stream that is about to be destroyed until its work is done.
   void retire(NativeStream stream, PoolLists& lists);
-  /// Returns slabs without a live block to the driver; `drop` forgets them without a driver call. Returns their bytes.
-  std::uint64_t trim(bool drop = false);
+  /// Returns slabs without a live block to the driver. Returns their bytes.
+  std::uint64_t trim();
+  /// Returns every slab to the driver. For the end: no block is used any more. Errors: the first.
+  Result<> free_all();
+  /// Forgets every slab without a driver call: for a lost device.
+  void forget();
   std::uint64_t reserved_bytes() const;
 
   /// The size class of `bytes`, and the bytes of a block of that class: eight steps a doubling, so at most an eighth is lost.
@@ -65,7 +71,7 @@ class StreamPool {
     std::uint64_t carved = 0;  ///< Bytes handed out at least once.
   };
   struct Orphans {
-    NativeEvent event;
+    std::optional<NativeEvent> event;  ///< None: the work is done.
     std::array<std::vector<DevicePtr>, kNumPoolClasses> free;
   };
 
@@ -73,13 +79,15 @@ class StreamPool {
   std::optional<DevicePtr> take_from_others(std::size_t size_class, NativeStream stream, PoolLists& lists, bool wait);
   Result<DevicePtr> grow(std::size_t size_class);
   void reap_orphans();
+  /// Empties every list, with `mutex_` held.
+  void drop_lists();
 
   PoolDriver driver_;
   mutable std::mutex mutex_;
   std::vector<Slab> slabs_;
   std::array<std::size_t, kNumPoolClasses> open_slab_{};       ///< Index + 1 of the slab being carved; 0: none.
   std::array<std::vector<DevicePtr>, kNumPoolClasses> ready_;  ///< Free for any stream.
-  std::vector<Orphans> orphans_;
+  std::list<Orphans> orphans_;
 };
 
 }  // namespace metrale::detail

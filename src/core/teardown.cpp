@@ -106,6 +106,12 @@ Receipt Teardown::run() {
 
   // Graphs name their memory until the last replay is done. A device that cannot be waited for shows in the steps that follow.
   (void)backend_.synchronize_device();
+  if (extent_ == TeardownExtent::backend) {
+    // Leftover ones first: a resource that could not free what they name would keep addresses that the sweep gives to others.
+    if (const Result<> destroyed = backend_.destroy_leftover_graphs(); !destroyed) {
+      receipt.lines.push_back({"graphs", 0, 0, destroyed.error().to_string()});
+    }
+  }
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();

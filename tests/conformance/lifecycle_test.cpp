@@ -191,5 +191,53 @@ TEST_F(Lifecycle, AfterForkTheChildsCallsAnswerDeviceLost) {
   EXPECT_TRUE(ok(gpu().free(ptr)));
 }
 
+TEST_F(Lifecycle, AForkedChildNeverWaitsForALock) {
+  need({memory});
+  const DevicePtr kept = block(64);
+  std::atomic<bool> stop{false};
+  const auto churn = [&] {
+    while (!stop) {
+      for (const std::uint64_t bytes : {100, 100'000}) {
+        const auto ptr = gpu().alloc(bytes);
+        if (ptr) (void)gpu().free(*ptr).has_value();
+      }
+    }
+  };
+  Background first(churn), second(churn);
+  int num_hung = 0;
+  int num_wrong = 0;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  for (int i = 0; i < 150 && num_hung == 0 && std::chrono::steady_clock::now() < end; ++i) {
+    const pid_t pid = fork();
+    if (pid < 0) break;
+    if (pid == 0) {
+      bool right =
+          gpu().free(kept).has_value() && gpu().sweep_unreleased().has_value() && gpu().op_cache().release(gpu()).has_value();
+      right = right && gpu().live_allocations().empty() && gpu().live_graph_count() == 0;
+      (void)gpu().live_bytes();
+      (void)gpu().live_alloc_count();
+      (void)gpu().alloc_report();
+      (void)gpu().chunk_slack_bytes();
+      (void)gpu().pool_reserved_bytes();
+      right = right && gpu().shutdown().has_value();
+      _exit(right ? 0 : 1);
+    }
+    int status = 0;
+    if (!eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; })) {
+      kill(pid, SIGKILL);
+      waitpid(pid, &status, 0);
+      ++num_hung;
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      ++num_wrong;
+    }
+  }
+  stop = true;
+  first.join();
+  second.join();
+  EXPECT_EQ(num_hung, 0) << "a child waited for a lock that another thread held at the fork";
+  EXPECT_EQ(num_wrong, 0);
+  EXPECT_TRUE(ok(gpu().free(kept))) << "the parent goes on";
+}
+
 }  // namespace
 }  // namespace metrale::conformance

@@ -108,6 +108,28 @@ TEST_F(OpCaches, ReleaseGivesEverythingBack) {
   EXPECT_TRUE(ok(gpu().op_cache().release(gpu()))) << "again: nothing to do";
 }
 
+TEST_F(OpCaches, SweepEmptiesTheCache) {
+  constexpr std::uint64_t kBytes = 5u << 20;
+  const StreamHandle s = stream();
+  const DevicePtr first = scratch("gemm", s, kBytes);
+  if (gpu().capabilities().has(graphs)) {
+    must(gpu().begin_capture(s));
+    must(gpu().memset_async(first, 0x31, 64, s));
+    must(gpu().end_capture(s));
+  }
+  must(gpu().sweep_unreleased());
+  EXPECT_EQ(gpu().op_cache().scratch_bytes(), 0u);
+  EXPECT_TRUE(gpu().live_allocations().empty());
+  const DevicePtr stranger = block(kBytes);
+  const DevicePtr again = scratch("gemm", s, kBytes);
+  EXPECT_NE(again, stranger) << "the cache handed out memory that the sweep had freed";
+  must(gpu().memset_async(again, 0x32, kBytes, s));
+  settle(s);
+  must(gpu().op_cache().release(gpu()));
+  EXPECT_EQ(gpu().live_alloc_count(), 1u) << "the cache freed another's block";
+  EXPECT_TRUE(ok(gpu().free(stranger)));
+}
+
 TEST_F(OpCaches, RefuseEmptyScratchAndNullStreams) {
   EXPECT_TRUE(refused(gpu().op_cache().scratch("gemm", stream(), 0), Errc::invalid_argument));
   EXPECT_TRUE(refused(gpu().op_cache().scratch("gemm", {}, 64), Errc::invalid_argument));

@@ -262,5 +262,29 @@ TEST_F(Threads, ReplayGraphsWhileOthersCapture) {
   EXPECT_TRUE(holds(ptr, 64, 0x09));
 }
 
+TEST_F(Threads, DestroyOneGraphAtOnce) {
+  need({graphs});
+  const StreamHandle s = stream();
+  for (int i = 0; i < 300; ++i) {
+    const DevicePtr ptr = block(64);
+    must(gpu().begin_capture(s));
+    must(gpu().memset_async(ptr, 1, 64, s));
+    const GraphHandle graph = must(gpu().end_capture(s));
+    std::atomic<int> num_ready{0};
+    std::atomic<int> num_destroyed{0};
+    std::atomic<int> num_refused{0};
+    on_threads(2, [&](std::size_t) {
+      ++num_ready;
+      while (num_ready < 2) std::this_thread::yield();
+      const Result<> destroyed = gpu().destroy_graph(graph);
+      if (destroyed) ++num_destroyed;
+      if (!destroyed && destroyed.error().code() == Errc::invalid_argument) ++num_refused;
+    });
+    ASSERT_EQ(num_destroyed, 1);
+    ASSERT_EQ(num_refused, 1);
+    ASSERT_TRUE(ok(gpu().free(ptr))) << "the names of the graph were lost";
+  }
+}
+
 }  // namespace
 }  // namespace metrale::conformance

@@ -1,116 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rules that live in the face and that no broken backend could show: what is asked of a driver, in which order, and what is made of
-// its answers. The backend here is the host's with hooks that a test can take over.
+// its answers.
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
+#include <thread>
 
-#include "backends/host/host_backend.h"
 #include "core/face_state.h"
-#include "two_backends.h"
+#include "scripted_backend.h"
 
 namespace metrale {
 namespace {
 
-class Scripted : public host::HostBackend {
- public:
-  using HostBackend::HostBackend;
-
-  static std::unique_ptr<Scripted> make_one(host::Options options = {}, std::string key = {}) {
-    options.num_threads = 1;
-    auto made = std::make_unique<Scripted>(options);
-    made->key = std::move(key);
-    if (auto started = made->initialize(); !started) throw std::runtime_error(started.error().to_string());
-    return made;
-  }
-
-  std::string key;  ///< Device key; empty: one of its own.
-  std::function<Result<DevicePtr>(std::uint64_t bytes)> on_alloc;
-  std::function<Result<>()> on_free;
-  std::function<Result<>()> on_memset;
-  std::function<Result<bool>()> on_is_capturing;
-  std::function<Result<DeviceMemoryInfo>()> on_memory_info;
-  std::function<Result<NativeGraph>(NativeGraph)> on_end_capture;
-  std::function<std::vector<DevicePtr>()> graph_addresses;
-  std::function<Result<>()> on_unload;
-  std::function<Result<>()> on_has_module, on_bind_to_thread;
-  std::function<Result<>()> on_host_alias, on_free_pinned, on_unregister;
-  std::function<Result<>()> on_record_event, on_destroy_event;
-  std::atomic<int> num_alloc{0}, num_free{0}, num_sync{0}, num_sm_count{0};
-  std::vector<bool> batches_capturing;
-
- protected:
-  std::string do_device_key() const override { return key.empty() ? HostBackend::do_device_key() : key; }
-  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
-    ++num_alloc;
-    if (on_alloc) {
-      auto scripted = on_alloc(bytes);
-      if (!scripted || *scripted) return scripted;
-    }
-    return HostBackend::do_alloc(bytes, kind);
-  }
-  Result<> do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind) override {
-    ++num_free;
-    Result<> scripted = on_free ? on_free() : Result<>();
-    METRALE_TRY(HostBackend::do_free(base, bytes, kind));
-    return scripted;
-  }
-  Result<> do_memset(DevicePtr dst, std::uint8_t value, std::uint64_t bytes, NativeStream stream) override {
-    if (on_memset) METRALE_TRY(on_memset());
-    return HostBackend::do_memset(dst, value, bytes, stream);
-  }
-  Result<bool> do_stream_is_capturing(NativeStream stream) override {
-    return on_is_capturing ? on_is_capturing() : HostBackend::do_stream_is_capturing(stream);
-  }
-  Result<DeviceMemoryInfo> do_memory_info() override { return on_memory_info ? on_memory_info() : HostBackend::do_memory_info(); }
-  Result<NativeGraph> do_end_capture(NativeStream stream) override {
-    auto graph = HostBackend::do_end_capture(stream);
-    return graph && on_end_capture ? on_end_capture(*graph) : std::move(graph);
-  }
-  Result<std::vector<DevicePtr>> do_graph_addresses(NativeGraph) override {
-    return graph_addresses ? graph_addresses() : std::vector<DevicePtr>{};
-  }
-  Result<> do_copy_batch_async(std::span<const CopyDesc> copies, NativeStream stream, bool capturing) override {
-    batches_capturing.push_back(capturing);
-    return HostBackend::do_copy_batch_async(copies, stream, capturing);
-  }
-  Result<> do_synchronize(NativeStream stream) override {
-    ++num_sync;
-    return HostBackend::do_synchronize(stream);
-  }
-  Result<std::uint32_t> do_sm_count() override {
-    ++num_sm_count;
-    return HostBackend::do_sm_count();
-  }
-  Result<DevicePtr> do_host_alias(void* ptr) override {
-    if (on_host_alias) METRALE_TRY(on_host_alias());
-    return HostBackend::do_host_alias(ptr);
-  }
-  Result<> do_free_pinned(void* ptr, std::uint64_t bytes) override {
-    METRALE_TRY(HostBackend::do_free_pinned(ptr, bytes));
-    return on_free_pinned ? on_free_pinned() : Result<>();
-  }
-  Result<> do_unregister_host(void* ptr, std::uint64_t bytes) override {
-    METRALE_TRY(HostBackend::do_unregister_host(ptr, bytes));
-    return on_unregister ? on_unregister() : Result<>();
-  }
-  Result<> do_record_event(NativeEvent event, NativeStream stream) override {
-    if (on_record_event) METRALE_TRY(on_record_event());
-    return HostBackend::do_record_event(event, stream);
-  }
-  Result<> do_destroy_event(NativeEvent event) override {
-    METRALE_TRY(HostBackend::do_destroy_event(event));
-    return on_destroy_event ? on_destroy_event() : Result<>();
-  }
-  Result<bool> do_has_module(std::string_view module) override {
-    if (on_has_module) METRALE_TRY(on_has_module());
-    return HostBackend::do_has_module(module);
-  }
-  Result<> do_bind_to_thread() override { return on_bind_to_thread ? on_bind_to_thread() : HostBackend::do_bind_to_thread(); }
-  Result<> do_unload_modules() override { return on_unload ? on_unload() : HostBackend::do_unload_modules(); }
-};
+using test::Scripted;
 
 class FacePolicyTest : public testing::Test {
  protected:
@@ -176,6 +82,17 @@ TEST_F(FacePolicyTest, ManagedMemoryBeyondTheFreeIsRefusedBeforeTheDriverIsAsked
   EXPECT_ERRC(b_->alloc_managed(501), Errc::out_of_memory);
   EXPECT_EQ(b_->num_alloc, 0);
   EXPECT_TRUE(b_->alloc_managed(500).has_value());
+}
+
+TEST_F(FacePolicyTest, ManagedTrimsPoolsBeforeItFails) {
+  constexpr std::uint64_t kBytes = 6u << 20;
+  const auto mock = test::make_mock();
+  mock::control(*mock).set_memory(8u << 20, 8u << 20);
+  const StreamHandle s = mock->default_stream();
+  ASSERT_OK(mock->free_async(mock->alloc_async(kBytes, s).value(), s));
+  ASSERT_OK(mock->synchronize(s));
+  ASSERT_OK(mock->alloc_managed(kBytes));
+  EXPECT_ERRC(mock->alloc_managed(kBytes), Errc::out_of_memory);
 }
 
 TEST_F(FacePolicyTest, FreeMemoryCountsTheHostsOnlyWhereTheDeviceSharesIt) {
@@ -428,6 +345,26 @@ TEST_F(FacePolicyTest, ReleasingOnALostDeviceAsksNoHook) {
   ASSERT_OK(b_->free(ptr));
   EXPECT_EQ(b_->num_free, 0);
   EXPECT_EQ(b_->abandoned_bytes(), 100u);
+}
+
+TEST_F(FacePolicyTest, SweepOnALostDeviceAsksNothingOfThePoolsEvents) {
+  const auto mock = test::make_mock();
+  mock::MockControl& control = mock::control(*mock);
+  const StreamHandle s = mock->create_stream().value();
+  const DevicePtr ptr = mock->alloc_async(3u << 20, s).value();
+  std::atomic<bool> open{false};
+  ASSERT_OK(mock->enqueue_host(s, [&] {
+    while (!open) std::this_thread::yield();
+  }));
+  ASSERT_OK(mock->free_async(ptr, s));
+  ASSERT_OK(mock->destroy_stream(s));
+  control.lose_device("gone");
+  EXPECT_ERRC(mock->alloc(1), Errc::device_lost);
+  control.reset();
+  EXPECT_TRUE(mock->sweep_unreleased().has_value());
+  EXPECT_EQ(control.counts().hook_calls, 0u);
+  EXPECT_EQ(mock->pool_reserved_bytes(), 0u);
+  open = true;
 }
 
 TEST_F(FacePolicyTest, ShutdownGoesOnAfterAFailureAndReportsIt) {

@@ -314,6 +314,18 @@ TEST(OpCacheFailureTest, GrowthThatFailsAtAnyStepKeepsTheOldBlock) {
   }
 }
 
+TEST(OpCacheFailureTest, ScratchOnALostDeviceSaysSo) {
+  const auto backend = test::make_mock();
+  const StreamHandle gone = *backend->create_stream();
+  ASSERT_OK(backend->destroy_stream(gone));
+  EXPECT_ERRC(backend->op_cache().scratch("splitk", gone, 64), Errc::invalid_argument);
+  ASSERT_OK(backend->op_cache().scratch("splitk", backend->default_stream(), 64));
+  test::LogLines quiet;
+  mock::control(*backend).lose_device("fell off the bus");
+  EXPECT_FALSE(backend->synchronize_device().has_value());
+  EXPECT_ERRC(backend->op_cache().scratch("splitk", backend->default_stream(), 8192), Errc::device_lost);
+}
+
 TEST(OpCacheFailureTest, BackendWithoutEventsStillRetiresInOrder) {
   mock::Options options;
   options.without = {Capability::events, Capability::timed_events};

@@ -35,7 +35,7 @@ class StreamPoolTest : public ::testing::Test {
           ++num_orderings_;
           return {};
         },
-        .record_event = [](NativeStream stream) -> std::optional<NativeEvent> { return NativeEvent{stream.value}; },
+        .mark_work = [](NativeStream stream) -> Result<std::optional<NativeEvent>> { return NativeEvent{stream.value}; },
         .event_done = [this](NativeEvent event) { return !busy_.contains(event.value); },
         .drop_event = [](NativeEvent) {},
     });

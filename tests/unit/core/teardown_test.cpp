@@ -28,6 +28,7 @@ class Part : public ModelResource {
   Part(std::string label, std::vector<std::string>& order) : label_(std::move(label)), order_(order) {}
   void hold(DeviceBuffer buffer) { buffers_.push_back(std::move(buffer)); }
   void hold(PinnedBuffer buffer) { pinned_.push_back(std::move(buffer)); }
+  bool is_empty() const { return buffers_.empty() && pinned_.empty(); }
   void fail_with(Errc code) { failure_ = code; }
 
   std::string_view label() const noexcept override { return label_; }
@@ -218,6 +219,34 @@ TEST_P(TeardownTest, MemoryOfAReplayStillRunningIsWaitedFor) {
   const Receipt receipt = teardown.run();
   EXPECT_TRUE(receipt.clean()) << receipt.to_string();
   EXPECT_EQ(receipt.released_bytes(), 1u << 20);
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST_P(TeardownTest, ABorrowedResourceAGraphNamesIsEmptyAfterwards) {
+  LogLines log;
+  constexpr std::uint64_t kBytes = 5u << 20;
+  Part borrowed("kv cache", order_);
+  DevicePtr held;
+  {
+    Teardown teardown(*backend_);
+    DeviceBuffer buffer = block(kBytes);
+    held = buffer.ptr();
+    borrowed.hold(std::move(buffer));
+    const Stream stream = *Stream::create(*backend_);
+    ASSERT_OK(backend_->begin_capture(stream.handle()));
+    ASSERT_OK(backend_->memset_async(held, 1, 64, stream.handle()));
+    const GraphHandle leftover = *backend_->end_capture(stream.handle());
+    ASSERT_OK(backend_->launch_graph(leftover, stream.handle()));
+    teardown.add(borrowed);
+    const Receipt receipt = teardown.run();
+    EXPECT_TRUE(receipt.clean()) << receipt.to_string();
+    EXPECT_EQ(receipt.released_bytes(), kBytes);
+  }
+  EXPECT_EQ(backend_->live_graph_count(), 0u);
+  const DevicePtr stranger = *backend_->alloc(kBytes);
+  EXPECT_TRUE(borrowed.is_empty()) << "it would free whoever got its address";
+  ASSERT_OK(borrowed.release(*backend_));
+  ASSERT_OK(backend_->free(stranger));
   EXPECT_EQ(log.text(), "");
 }
 

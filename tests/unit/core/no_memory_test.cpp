@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls whose n-th heap allocation fails, for every n: each answers an error, throws nothing, and leaves nothing behind. A program
+// of its own, because it replaces the global operator new (support/failing_heap.h).
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "metrale/op_cache.h"
+#include "support/failing_heap.h"
+#include "two_backends.h"
+
+namespace metrale {
+namespace {
+
+constexpr std::uint64_t kLarge = 100'000;
+
+/// A backend with one of everything that a call may need.
+struct Scene {
+  std::unique_ptr<GpuBackend> backend;
+  StreamHandle stream, captured;
+  EventHandle event;
+  DevicePtr block, pooled, arena, large;
+  GraphHandle graph;
+  std::span<std::byte> pinned;
+  std::vector<std::byte> memory = std::vector<std::byte>(256);
+};
+
+struct Call {
+  const char* name;
+  bool (*run)(Scene&);  ///< Whether it succeeded.
+};
+
+// What a call made stays: the checks below look at what a failure leaves.
+const Call kCalls[] = {
+    {"alloc", [](Scene& s) { return s.backend->alloc(100).has_value(); }},
+    {"alloc of a large block", [](Scene& s) { return s.backend->alloc(kLarge).has_value(); }},
+    {"alloc of nothing", [](Scene& s) { return s.backend->alloc(0).has_value(); }},
+    {"alloc_managed", [](Scene& s) { return s.backend->alloc_managed(kLarge).has_value(); }},
+    {"alloc_arena", [](Scene& s) { return s.backend->alloc_arena(kLarge).has_value(); }},
+    {"alloc beyond the device", [](Scene& s) { return s.backend->alloc(std::uint64_t{1} << 40).has_value(); }},
+    {"alloc_async", [](Scene& s) { return s.backend->alloc_async(3 << 20, s.stream).has_value(); }},
+    {"alloc_host_pinned", [](Scene& s) { return s.backend->alloc_host_pinned(100).has_value(); }},
+    {"register_host", [](Scene& s) { return s.backend->register_host(s.memory).has_value(); }},
+    {"create_stream", [](Scene& s) { return s.backend->create_stream().has_value(); }},
+    {"create_event", [](Scene& s) { return s.backend->create_event().has_value(); }},
+    {"synchronize of null", [](Scene& s) { return s.backend->synchronize({}).has_value(); }},
+    {"memset_async out of range", [](Scene& s) { return s.backend->memset_async({1}, 0, 1, s.stream).has_value(); }},
+    {"memset_async", [](Scene& s) { return s.backend->memset_async(s.large, 0, kLarge, s.stream).has_value(); }},
+    {"enqueue_host", [](Scene& s) { return s.backend->enqueue_host(s.stream, [] {}).has_value(); }},
+    {"kernel_registry", [](Scene& s) { return s.backend->kernel_registry() != nullptr; }},
+    {"stream_is_capturing of null", [](Scene& s) { return !s.backend->stream_is_capturing({}); }},
+    {"begin_capture",
+     [](Scene& s) {
+       const bool begun = s.backend->begin_capture(s.captured).has_value();
+       const auto left = test::fail_allocation(-1);
+       EXPECT_TRUE(s.backend->abort_capture_if_active(s.captured).has_value());
+       test::fail_allocation(left);
+       return begun;
+     }},
+    {"end_capture",
+     [](Scene& s) {
+       const auto left = test::fail_allocation(-1);
+       EXPECT_TRUE(s.backend->begin_capture(s.captured).has_value());
+       EXPECT_TRUE(s.backend->memset_async(s.block, 1, 64, s.captured).has_value());
+       test::fail_allocation(left);
+       const auto ended = s.backend->end_capture(s.captured);
+       const auto still_left = test::fail_allocation(-1);
+       EXPECT_FALSE(s.backend->stream_is_capturing(s.captured));
+       EXPECT_EQ(s.backend->live_graph_count(), ended ? 2u : 1u);
+       EXPECT_TRUE(s.backend->destroy_graph(ended.value_or(GraphHandle{})).has_value());
+       test::fail_allocation(still_left);
+       return ended.has_value();
+     }},
+    {"launch_graph", [](Scene& s) { return s.backend->launch_graph(s.graph, s.stream).has_value(); }},
+    {"trim", [](Scene& s) { return s.backend->trim().has_value(); }},
+    {"health", [](Scene& s) { return s.backend->health().has_value(); }},
+    {"op scratch",
+     [](Scene& s) { return s.backend->op_cache().scratch("a tag too long to be kept in place", s.stream, 64).has_value(); }},
+    {"op scratch that grows", [](Scene& s) { return s.backend->op_cache().scratch("gemm", s.stream, kLarge).has_value(); }},
+};
+
+// These give back: after a failure they may be called again, or have done their work.
+const Call kReleases[] = {
+    {"free", [](Scene& s) { return s.backend->free(s.large).has_value(); }},
+    {"free_arena", [](Scene& s) { return s.backend->free_arena(s.arena).has_value(); }},
+    {"free_async", [](Scene& s) { return s.backend->free_async(s.pooled, s.stream).has_value(); }},
+    {"free_host_pinned", [](Scene& s) { return s.backend->free_host_pinned(s.pinned.data(), s.pinned.size()).has_value(); }},
+    {"free of a stranger", [](Scene& s) { return s.backend->free({0x10}).has_value(); }},
+    {"destroy_event", [](Scene& s) { return s.backend->destroy_event(s.event).has_value(); }},
+    {"destroy_stream", [](Scene& s) { return s.backend->destroy_stream(s.stream).has_value(); }},
+    {"destroy_graph", [](Scene& s) { return s.backend->destroy_graph(s.graph).has_value(); }},
+    {"op cache release", [](Scene& s) { return s.backend->op_cache().release(*s.backend).has_value(); }},
+    {"sweep_unreleased", [](Scene& s) { return s.backend->sweep_unreleased().has_value(); }},
+    {"shutdown", [](Scene& s) { return s.backend->shutdown().has_value(); }},
+};
+
+class NoMemory : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!test::kFailsAllocations) GTEST_SKIP() << "this sanitizer keeps operator new for itself";
+  }
+
+  Scene make() {
+    Scene s;
+    host::Options options;
+    options.num_threads = 1;
+    options.memory_limit_bytes = 1 << 28;
+    s.backend = GetParam() == std::string_view("mock") ? test::make_mock() : test::make_host(options);
+    GpuBackend& b = *s.backend;
+    s.stream = b.create_stream().value();
+    s.captured = b.create_stream().value();
+    s.event = b.create_event().value();
+    s.block = b.alloc(64).value();
+    s.large = b.alloc(kLarge).value();
+    s.arena = b.alloc_arena(kLarge).value();
+    s.pooled = b.alloc_async(1000, s.stream).value();
+    s.pinned = b.alloc_host_pinned(100).value();
+    EXPECT_TRUE(b.op_cache().scratch("gemm", s.stream, 64).has_value());
+    EXPECT_TRUE(b.begin_capture(s.captured).has_value());
+    EXPECT_TRUE(b.memset_async(s.block, 1, 64, s.captured).has_value());
+    s.graph = b.end_capture(s.captured).value();
+    EXPECT_TRUE(b.launch_graph(s.graph, b.default_stream()).has_value());
+    EXPECT_TRUE(b.synchronize_device().has_value());
+    return s;
+  }
+
+  /// Runs `call` with the n-th allocation failing, n = 0 and up, until none failed.
+  void try_all(const Call& call, bool releases) {
+    for (std::int64_t n = 0;; ++n) {
+      SCOPED_TRACE(std::string(call.name) + ", allocation " + std::to_string(n));
+      ASSERT_LT(n, 500);
+      Scene s = make();
+      const std::uint64_t free_before = s.backend->device_free_memory().value() + s.backend->pool_reserved_bytes();
+      const std::uint64_t live_before = s.backend->live_bytes();
+      const std::size_t blocks_before = s.backend->live_allocations().size();
+      bool succeeded = false;
+      bool thrown = false;
+      test::fail_allocation(n);
+      try {
+        succeeded = call.run(s);
+      } catch (...) {
+        thrown = true;
+      }
+      const bool all_done = test::fail_allocation(-1) >= 0;
+      ASSERT_FALSE(thrown);
+      if (!succeeded && !releases) {
+        EXPECT_EQ(s.backend->live_bytes(), live_before);
+        EXPECT_EQ(s.backend->live_allocations().size(), blocks_before);
+        EXPECT_EQ(s.backend->device_free_memory().value() + s.backend->pool_reserved_bytes(), free_before)
+            << "the driver kept what the caller was refused";
+      }
+      if (releases && !succeeded) call.run(s);  // again: it is gone, or goes now
+      EXPECT_TRUE(s.backend->destroy_graph(s.graph).has_value() || releases);
+      EXPECT_TRUE(s.backend->shutdown().has_value());
+      EXPECT_EQ(s.backend->live_allocations().size(), 0u);
+      if (all_done || HasFailure()) return;
+    }
+  }
+};
+METRALE_ON_BOTH_BACKENDS(NoMemory);
+
+TEST_P(NoMemory, NoCallThrowsWhicheverAllocationFails) {
+  test::LogLines quiet;
+  for (const Call& call : kCalls) try_all(call, false);
+  for (const Call& call : kReleases) try_all(call, true);
+}
+
+TEST_P(NoMemory, AnOutOfMemoryErrorNeedsNoMemory) {
+  Scene s = make();
+  test::fail_allocation(0);  // the first fails, and the one for its message
+  const auto refused = s.backend->alloc(0);
+  test::fail_allocation(-1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::out_of_memory);
+}
+
+}  // namespace
+}  // namespace metrale
