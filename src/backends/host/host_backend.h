@@ -128,6 +128,8 @@ class HostBackend : public GpuBackend {
   Result<std::byte*> take_memory(std::string_view what, std::uint64_t bytes, std::uint64_t fill_head, std::uint64_t fill_tail);
   /// As above, unfilled, and only of what is free at this moment.
   Result<std::byte*> take_free_memory(std::string_view what, std::uint64_t bytes);
+  /// After `refusal`: waits for what was freed behind work in flight where that is enough, and tries again.
+  Result<std::byte*> take_once_freed(std::string_view what, std::uint64_t bytes, Error refusal);
   /// Whether `bytes` fit once all is back that was freed behind work in flight.
   bool could_fit(std::uint64_t bytes);
   /// Hands a block back once work in flight has passed.

@@ -78,14 +78,8 @@ Result<std::byte*> HostBackend::take_memory(std::string_view what, std::uint64_t
   if (bytes > kLargest) return guarded(what, [&]() -> Result<std::byte*> { return memory_error(what, bytes); });
   return guarded(what, [&]() -> Result<std::byte*> {
     Result<std::byte*> taken = take_free_memory(what, bytes);
-    // What was freed behind work in flight comes back in the end: waited for where that is enough, but not for ever, since the work
-    // may wait for this thread.
-    const auto deadline = std::chrono::steady_clock::now() + kReleasePatience;
-    for (bool again = true; !taken && taken.error().code() == Errc::out_of_memory && again && could_fit(bytes);) {
-      again = device().waiting_bytes() != 0 && std::chrono::steady_clock::now() < deadline;
-      if (!METRALE_TRY(device().wait_for_release(deadline))) std::this_thread::yield();  // another thread is giving it back
-      taken = take_free_memory(what, bytes);
-    }
+    if (!taken) [[unlikely]]
+      taken = take_once_freed(what, bytes, std::move(taken).error());
     if (!taken) return taken;
     std::byte* const base = *taken;
     std::memset(base, kFillByte, std::min(bytes, fill_head));
@@ -95,6 +89,18 @@ Result<std::byte*> HostBackend::take_memory(std::string_view what, std::uint64_t
     }
     return base;
   });
+}
+
+// Not for ever, since the work may wait for this thread.
+Result<std::byte*> HostBackend::take_once_freed(std::string_view what, std::uint64_t bytes, Error refusal) {
+  Result<std::byte*> taken = std::move(refusal);
+  const auto deadline = std::chrono::steady_clock::now() + kReleasePatience;
+  for (bool again = true; !taken && taken.error().code() == Errc::out_of_memory && again && could_fit(bytes);) {
+    again = device().waiting_bytes() != 0 && std::chrono::steady_clock::now() < deadline;
+    if (!METRALE_TRY(device().wait_for_release(deadline))) std::this_thread::yield();  // another thread is giving it back
+    taken = take_free_memory(what, bytes);
+  }
+  return taken;
 }
 
 bool HostBackend::could_fit(std::uint64_t bytes) {
