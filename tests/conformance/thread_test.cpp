@@ -265,7 +265,7 @@ TEST_F(Threads, ReplayGraphsWhileOthersCapture) {
 TEST_F(Threads, DestroyOneGraphAtOnce) {
   need({graphs});
   const StreamHandle s = stream();
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     const DevicePtr ptr = block(64);
     must(gpu().begin_capture(s));
     must(gpu().memset_async(ptr, 1, 64, s));
@@ -275,7 +275,9 @@ TEST_F(Threads, DestroyOneGraphAtOnce) {
     std::atomic<int> num_refused{0};
     on_threads(2, [&](std::size_t) {
       ++num_ready;
-      while (num_ready < 2) std::this_thread::yield();
+      for (int spins = 0; num_ready < 2; ++spins) {
+        if (spins > 10'000) std::this_thread::yield();
+      }
       const Result<> destroyed = gpu().destroy_graph(graph);
       if (destroyed) ++num_destroyed;
       if (!destroyed && destroyed.error().code() == Errc::invalid_argument) ++num_refused;
