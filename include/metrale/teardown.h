@@ -70,9 +70,9 @@ class Teardown {
   /// Registers a resource that someone else owns and keeps alive until `run` returns.
   void add(ModelResource& resource);
 
-  /// Releases every resource, newest first, going on after failures. For the whole backend destroys leftover graphs before that,
-  /// and releases its op cache, sweeps and unloads the modules after it. The set is empty afterwards; running again finds nothing
-  /// to release.
+  /// Releases every resource, newest first, going on after failures. For the whole backend then destroys leftover graphs, releases
+  /// what answered in_use once more, releases the op cache, sweeps and unloads the modules. The set is empty afterwards; running
+  /// again finds nothing to release.
   /// Ordering: waits for work in flight that uses the memory. Not legal on a thread that holds a capture: each step then fails.
   /// Errors: in the receipt, each with its label; resources that fail keep their memory, which the sweep then takes.
   Receipt run();

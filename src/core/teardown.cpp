@@ -95,45 +95,57 @@ Receipt Teardown::run() {
   ran_ = true;
   Receipt receipt;
   std::vector<Allocation> held = held_blocks();
-  // Runs one step and books the blocks that went with it.
-  const auto step = [&](std::string label, auto&& action) {
-    const Result<> result = action();
+  // The blocks that went since it was last asked.
+  const auto gone_now = [&] {
     std::vector<Allocation> left = held_blocks();
     const Gone gone = difference(held, left);
     held = std::move(left);
+    return gone;
+  };
+  const auto book = [&](std::string label, const Gone& gone, const Result<>& result) {
     receipt.lines.push_back({std::move(label), gone.bytes, gone.blocks, result ? std::string() : result.error().to_string()});
+  };
+  const auto let_go = [&](Entry& entry, const Result<>& released, const Gone& before) {
+    std::string label(entry.resource->label());
+    entry.owned.reset();
+    const Gone now = gone_now();
+    book(std::move(label), {before.bytes + now.bytes, before.blocks + now.blocks}, released);
   };
 
   // Graphs name their memory until the last replay is done. A device that cannot be waited for shows in the steps that follow.
   (void)backend_.synchronize_device();
-  if (extent_ == TeardownExtent::backend) {
-    // Leftover ones first: a resource that could not free what they name would keep addresses that the sweep gives to others.
-    if (const Result<> destroyed = backend_.destroy_leftover_graphs(); !destroyed) {
-      receipt.lines.push_back({"graphs", 0, 0, destroyed.error().to_string()});
-    }
-  }
+  // Resources whose memory a graph names wait until all others have let their own graphs go and the leftover ones are destroyed: if
+  // they kept addresses that the sweep frees, they would later free whoever got them.
+  struct Named {
+    Entry entry;
+    Gone gone;
+  };
+  std::vector<Named> named;
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();
-    step(std::string(entry.resource->label()), [&] {
-      Result<> result = entry.resource->release(backend_);
-      entry.owned.reset();
-      return result;
-    });
+    const Result<> result = entry.resource->release(backend_);
+    if (!result && result.error().code() == Errc::in_use && extent_ == TeardownExtent::backend) {
+      named.push_back({std::move(entry), gone_now()});
+      continue;
+    }
+    let_go(entry, result, {});
   }
   if (extent_ == TeardownExtent::backend) {
+    if (const Result<> destroyed = backend_.destroy_leftover_graphs(); !destroyed) book("graphs", {}, destroyed);
+    for (Named& waiting : named) let_go(waiting.entry, waiting.entry.resource->release(backend_), waiting.gone);
     OpCache& ops = backend_.op_cache();
-    step(std::string(ops.label()), [&] { return ops.release(backend_); });
+    const Result<> ops_released = ops.release(backend_);
+    book(std::string(ops.label()), gone_now(), ops_released);
 
     const Result<std::uint64_t> swept = backend_.sweep_unreleased();
-    const std::vector<Allocation> left = held_blocks();
-    const Gone gone = difference(held, left);
+    const Gone gone = gone_now();
     receipt.swept_bytes = gone.bytes;
     receipt.swept_blocks = gone.blocks;
-    if (!swept) receipt.lines.push_back({"sweep", 0, 0, swept.error().to_string()});
+    if (!swept) book("sweep", {}, swept.error());
     const Result<> unloaded = backend_.unload_modules();
     if (!unloaded && unloaded.error().code() != Errc::unsupported) {
-      receipt.lines.push_back({"modules", 0, 0, unloaded.error().to_string()});
+      book("modules", {}, unloaded);
     }
   }
 
