@@ -8,8 +8,8 @@
 //
 // For every call: null or foreign handles give invalid_argument; an absent capability gives unsupported; after a fault that lost
 // the device, or in a child made by fork, device_lost with the first reason; in such a child what releases does nothing, what reads
-// the ledger answers as of an empty one, and neither waits for a lock. No call throws: without memory for its own bookkeeping it
-// answers out_of_memory and leaves nothing behind. An ok from a call that enqueues means accepted: a
+// the ledger answers as of an empty one, and neither waits for a lock. No call that gives a Result throws: without memory for its
+// own bookkeeping it answers out_of_memory and leaves nothing behind. An ok from a call that enqueues means accepted: a
 // fault shows at a later call. Outputs are untouched on failure unless said.
 #pragma once
 

@@ -298,9 +298,11 @@ Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uin
 }
 
 Result<const KernelFacts*> GpuBackend::kernel_facts(KernelHandle kernel, Site site) const {
-  METRALE_TRY(health(site));
-  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
-  return &record->facts;
+  return FaceState::caught("kernel_facts", site, [&]() -> Result<const KernelFacts*> {
+    METRALE_TRY(health(site));
+    KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+    return &record->facts;
+  });
 }
 
 std::string GpuBackend::kernel_name(KernelHandle kernel) const {
@@ -309,36 +311,42 @@ std::string GpuBackend::kernel_name(KernelHandle kernel) const {
 }
 
 Result<std::uint32_t> GpuBackend::kernel_n_tile(KernelHandle kernel, Site site) const {
-  METRALE_TRY(health(site));
-  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
-  if (record->facts.n_tile.value_or(0) == 0) {
-    return Error(Errc::not_found, fmt::format("{}.{} publishes no {}_n_tile", record->module, record->function, record->function),
-                 site);
-  }
-  return *record->facts.n_tile;
+  return FaceState::caught("kernel_n_tile", site, [&]() -> Result<std::uint32_t> {
+    METRALE_TRY(health(site));
+    KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+    if (record->facts.n_tile.value_or(0) == 0) {
+      return Error(Errc::not_found, fmt::format("{}.{} publishes no {}_n_tile", record->module, record->function, record->function),
+                   site);
+    }
+    return *record->facts.n_tile;
+  });
 }
 
 Result<bool> GpuBackend::kernel_casts_a_to_e4m3(KernelHandle kernel, Site site) const {
-  METRALE_TRY(health(site));
-  KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
-  return record->facts.casts_a_to_e4m3;
+  return FaceState::caught("kernel_casts_a_to_e4m3", site, [&]() -> Result<bool> {
+    METRALE_TRY(health(site));
+    KernelRecord* record = METRALE_TRY(face_->kernel(kernel, site));
+    return record->facts.casts_a_to_e4m3;
+  });
 }
 
 Result<> GpuBackend::check_e4m3_range(DevicePtr ptr, std::uint64_t n, StreamHandle stream, Site site) {
-  METRALE_TRY(health(site));
-  constexpr std::uint64_t kChunk = 64 * 1024;
-  std::vector<std::uint16_t> values(std::min(n, kChunk));
-  for (std::uint64_t done = 0; done < n; done += kChunk) {
-    const std::span<std::uint16_t> part(values.data(), std::min(kChunk, n - done));
-    METRALE_TRY(copy_d2h_on_stream(std::as_writable_bytes(part), ptr.offset(2 * done), stream, site));
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      const float value = std::bit_cast<float>(std::uint32_t{part[i]} << 16);
-      if (std::isfinite(value) && std::fabs(value) <= kMaxE4m3) continue;
-      return Error(Errc::out_of_range,
-                   fmt::format("element {} is {}: beyond ±{} an E4M3 operand saturates", done + i, value, kMaxE4m3), site);
+  return FaceState::caught("check_e4m3_range", site, [&]() -> Result<> {
+    METRALE_TRY(health(site));
+    constexpr std::uint64_t kChunk = 64 * 1024;
+    std::vector<std::uint16_t> values(std::min(n, kChunk));
+    for (std::uint64_t done = 0; done < n; done += kChunk) {
+      const std::span<std::uint16_t> part(values.data(), std::min(kChunk, n - done));
+      METRALE_TRY(copy_d2h_on_stream(std::as_writable_bytes(part), ptr.offset(2 * done), stream, site));
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        const float value = std::bit_cast<float>(std::uint32_t{part[i]} << 16);
+        if (std::isfinite(value) && std::fabs(value) <= kMaxE4m3) continue;
+        return Error(Errc::out_of_range,
+                     fmt::format("element {} is {}: beyond ±{} an E4M3 operand saturates", done + i, value, kMaxE4m3), site);
+      }
     }
-  }
-  return {};
+    return {};
+  });
 }
 
 KernelRegistry* GpuBackend::kernel_registry() noexcept {

@@ -54,9 +54,11 @@ Result<StreamHandle> GpuBackend::wrap_stream(std::uint64_t native, Site site) {
 }
 
 Result<std::uint64_t> GpuBackend::native_stream(StreamHandle stream, Site site) const {
-  METRALE_TRY(health(site));
-  StreamRecord* record = METRALE_TRY(face_->stream(stream, site));
-  return record->native.value;
+  return FaceState::caught("native_stream", site, [&]() -> Result<std::uint64_t> {
+    METRALE_TRY(health(site));
+    StreamRecord* record = METRALE_TRY(face_->stream(stream, site));
+    return record->native.value;
+  });
 }
 
 Result<> GpuBackend::destroy_stream(StreamHandle stream, Site site) {
