@@ -10,7 +10,6 @@
 
 namespace metrale {
 
-using detail::at;
 using detail::FaceState;
 using detail::StreamRecord;
 

@@ -11,7 +11,6 @@ namespace metrale {
 
 using detail::at;
 using detail::Capture;
-using detail::CaptureTable;
 using detail::FaceState;
 using detail::GraphRecord;
 using detail::NamedBlock;

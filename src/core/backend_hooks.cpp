@@ -80,6 +80,7 @@ Result<> BackendHooks::do_synchronize_for(NativeStream, std::chrono::nanoseconds
 Result<> BackendHooks::do_synchronize_device() { return absent(do_name(), "streams"); }
 Result<> BackendHooks::do_wait_for_earlier_work() { return do_synchronize_device(); }
 Result<bool> BackendHooks::do_query(NativeStream) { return absent(do_name(), "streams"); }
+// NOLINTNEXTLINE(performance-unnecessary-value-param): those who override it keep the function
 Result<> BackendHooks::do_enqueue_host(NativeStream, std::function<void()>) {
   return absent(do_name(), "host functions in streams");
 }

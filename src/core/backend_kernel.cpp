@@ -14,7 +14,6 @@
 
 namespace metrale {
 
-using detail::at;
 using detail::FaceState;
 using detail::KernelRecord;
 using detail::StreamRecord;

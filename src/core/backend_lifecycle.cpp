@@ -94,7 +94,7 @@ Result<> GpuBackend::close(Site site) {
   if (f.shut_down.load(std::memory_order_acquire)) return {};
   Result<> first;
   const auto keep = [&first](auto&& result) {
-    if (!result && first) first = Error(std::move(result).error());
+    if (!result && first) first = Error(std::forward<decltype(result)>(result).error());
   };
   for (const auto& open : f.captures.all()) keep(f.discard_capture(open.id, open.origin));
   if (f.usable() && f.capabilities.has(Capability::streams)) keep(do_synchronize_device());

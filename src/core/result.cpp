@@ -33,6 +33,7 @@ Error Error::no_memory() noexcept { return Error(Owner(&shared_body())); }
 
 // Made when the program starts, when there is memory, and never destroyed: destructors that run at exit may fail too.
 Error::Body& Error::shared_body() noexcept {
+  // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): a program that starts without memory may as well end
   static Body& body = *new Body{Errc::out_of_memory, 0, {}, "the host has no memory left, not even for a message", {}, {}};
   return body;
 }

@@ -13,7 +13,6 @@ using models::LayerWeights;
 using models::LinearAttentionWeights;
 using models::Ops;
 using models::Product;
-using models::Rows;
 
 Result<> Decoder::Impl::forward(std::uint32_t m) {
   METRALE_TRY(ops->rotary(step, weights->inverse_frequencies, act.rotary, {.m = m, .pairs = config.rope.rotary_dim / 2}));
