@@ -352,9 +352,10 @@ TEST_F(FacePolicyTest, SweepOnALostDeviceAsksNothingOfThePoolsEvents) {
   mock::MockControl& control = mock::control(*mock);
   const StreamHandle s = mock->create_stream().value();
   const DevicePtr ptr = mock->alloc_async(3u << 20, s).value();
-  std::atomic<bool> open{false};
-  ASSERT_OK(mock->enqueue_host(s, [&] {
-    while (!open) std::this_thread::yield();
+  // Shared: the stream's thread may look once more after this case has ended.
+  const auto open = std::make_shared<std::atomic<bool>>(false);
+  ASSERT_OK(mock->enqueue_host(s, [open] {
+    while (!*open) std::this_thread::yield();
   }));
   ASSERT_OK(mock->free_async(ptr, s));
   ASSERT_OK(mock->destroy_stream(s));
@@ -364,7 +365,7 @@ TEST_F(FacePolicyTest, SweepOnALostDeviceAsksNothingOfThePoolsEvents) {
   EXPECT_TRUE(mock->sweep_unreleased().has_value());
   EXPECT_EQ(control.counts().hook_calls, 0u);
   EXPECT_EQ(mock->pool_reserved_bytes(), 0u);
-  open = true;
+  *open = true;
 }
 
 TEST_F(FacePolicyTest, ShutdownGoesOnAfterAFailureAndReportsIt) {
