@@ -64,7 +64,7 @@ TEST(HostMemory, AllocWaitsForMemoryAlreadyFreed) {
   const auto hold = [&] {
     ended = false;
     take(b->enqueue_host(busy, [&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
       ended = true;
     }));
   };
