@@ -89,8 +89,8 @@ TEST(Metgpu, ErrorsAreOneLineWhateverTheNamesHold) {
 // ---- texts from outside ----
 
 TEST(Metgpu, EvalRefusesPipesDevicesAndFolders) {
-  const ScratchFolder scratch;
-  const std::string pipe = (scratch.path() / "pipe").string();
+  const TempFolder scratch;
+  const std::string pipe = (scratch / "pipe").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   for (const std::string option : {"--text ", "--ids "}) {
     for (const std::string& path : {pipe, std::string("/dev/zero"), scratch.path().string()}) {
@@ -102,8 +102,9 @@ TEST(Metgpu, EvalRefusesPipesDevicesAndFolders) {
 }
 
 TEST(Metgpu, EvalRefusesATextBeyondTheLimit) {
-  const ScratchFolder scratch;
-  const std::string path = scratch.file("long", "");
+  const TempFolder scratch;
+  const std::string path = (scratch / "long").string();
+  write_file(path, "");
   std::filesystem::resize_file(path, (16U << 20) + 1);
   expect_refusal(run_tool("eval --model " + kModel + " --text " + path), 1, {"invalid_argument", path, "16 MiB"});
 }
@@ -129,14 +130,15 @@ TEST(Metgpu, APromptOnStandardInputIsContinued) {
 // ---- generate, eval, report ----
 
 TEST(Metgpu, EvalPrintsJsonForAModelWhosePathIsNoUtf8) {
-  const ScratchFolder scratch;
-  const std::string ids = scratch.file("ids", kIds);
-  const std::filesystem::path link = scratch.path() / "m\xff";
+  const TempFolder scratch;
+  const std::string ids = (scratch / "ids").string();
+  write_file(ids, kIds);
+  const std::filesystem::path link = scratch / "m\xff";
   std::filesystem::create_symlink(std::filesystem::absolute(kModel), link);
   const ToolRun run = run_tool("eval --json --model '" + link.string() + "' --ids " + ids);
   ASSERT_EQ(run.exit, 0) << run.err;
   const json report = json::parse(run.out);
-  EXPECT_EQ(report["model"], (scratch.path() / "m").string() + "\xEF\xBF\xBD");
+  EXPECT_EQ(report["model"], (scratch / "m").string() + "\xEF\xBF\xBD");
   EXPECT_EQ(report["tokens"], 11);
 }
 
@@ -151,12 +153,14 @@ TEST(Metgpu, ContextCountsWhatTheModelReads) {
 }
 
 TEST(Metgpu, AWindowBeyondTheContextIsRefusedByName) {
-  const ScratchFolder scratch;
-  const std::string text = scratch.file("text", words(4200));
+  const TempFolder scratch;
+  const std::string text = (scratch / "text").string();
+  write_file(text, words(4200));
   expect_refusal(run_tool("eval --model " + kModel + " --text " + text + " --window 5000"), 1,
                  {"out_of_range", "4096", "--window 5000"});
   // A text shorter than the window is one window.
-  const std::string ids = scratch.file("ids", kIds);
+  const std::string ids = (scratch / "ids").string();
+  write_file(ids, kIds);
   const ToolRun run = run_tool("eval --json --model " + kModel + " --ids " + ids + " --window 5000");
   EXPECT_EQ(run.exit, 0) << run.err;
 }

@@ -13,31 +13,9 @@
 #include <iterator>
 #include <string>
 
+#include "support/byte_writer.h"
+
 namespace metrale::test {
-
-/// A folder of the test's own, gone with it.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "metgpu_test.XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::filesystem::path& path() const noexcept { return path_; }
-  std::string file(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 struct ToolRun {
   int exit = -1;  ///< 124 when it ran out of time, 128 and more for a signal.
@@ -54,9 +32,9 @@ inline std::string read_all(const std::filesystem::path& path) {
 inline ToolRun run_tool(const std::string& arguments, const std::string& before = "") {
   const std::filesystem::path tool =
       std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path().parent_path() / "cli" / "metgpu";
-  const ScratchFolder scratch;
-  const std::string out = (scratch.path() / "out").string();
-  const std::string err = (scratch.path() / "err").string();
+  const TempFolder scratch;
+  const std::string out = (scratch / "out").string();
+  const std::string err = (scratch / "err").string();
   const std::string line =
       "{ " + before + " timeout 60 '" + tool.string() + "' " + arguments + "; } >'" + out + "' 2>'" + err + "' </dev/null";
   const int status = std::system(line.c_str());

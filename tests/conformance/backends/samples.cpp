@@ -9,15 +9,6 @@
 namespace metrale::conformance {
 namespace {
 
-class FreshMemoryIsZero : public HostMutant {
-  using HostMutant::HostMutant;
-  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
-    const DevicePtr ptr = METRALE_TRY(HostMutant::do_alloc(bytes, kind));
-    std::memset(bytes_at(ptr), 0, bytes);
-    return ptr;
-  }
-};
-
 class AllocHangs : public HostMutant {
   using HostMutant::HostMutant;
   Result<DevicePtr> do_alloc(std::uint64_t, MemoryKind) override {
@@ -42,7 +33,7 @@ std::vector<BackendUnderTest> sample_backends() {
     return Error(Errc::unsupported, "no such device here");
   };
 
-  BackendUnderTest failing = sample<FreshMemoryIsZero>("sample_failing");
+  BackendUnderTest failing = sample<AllocZeroes>("sample_failing");
   failing.expected_failures = {{"Alloc.LeavesContentsThatAreNotZero", "fresh memory is zero, on purpose"}};
   failing.unsupported = {{"Memset.*", "left out, on purpose"}};
 

@@ -32,6 +32,16 @@ class HostMutant : public host::HostBackend {
   NativeStream first_stream_;
 };
 
+/// Fresh memory is zero.
+class AllocZeroes : public HostMutant {
+  using HostMutant::HostMutant;
+  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
+    const DevicePtr ptr = METRALE_TRY(HostMutant::do_alloc(bytes, kind));
+    std::memset(bytes_at(ptr), 0, bytes);
+    return ptr;
+  }
+};
+
 /// A mutant made of class `T`.
 template <class T>
 Mutant host_mutant(std::string_view name, std::string_view caught_by) {

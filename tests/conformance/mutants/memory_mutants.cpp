@@ -70,15 +70,6 @@ class AllocIsMisaligned : public HostMutant {
   }
 };
 
-class AllocZeroes : public HostMutant {
-  using HostMutant::HostMutant;
-  Result<DevicePtr> do_alloc(std::uint64_t bytes, MemoryKind kind) override {
-    const DevicePtr ptr = METRALE_TRY(HostMutant::do_alloc(bytes, kind));
-    std::memset(bytes_at(ptr), 0, bytes);
-    return ptr;
-  }
-};
-
 /// Blocks lie 256 bytes apart, whatever their size.
 class AllocOverlaps : public HostMutant {
   using HostMutant::HostMutant;

@@ -175,33 +175,27 @@ TEST(GgufDecoder, FrequencyFactorsDivideTheFrequencies) {
   expect_golden_logits(llama_gguf(folder, 500000.0F, factors), folder);
 }
 
-TEST(GgufDecoder, FrequencyFactorsOfTheWrongLengthAreRefused) {
-  const auto folder = model_folder("kjv-llama-2m");
-  const auto gguf = llama_gguf(folder, 10000.0F, std::vector<float>(7, 1.0F));
+void expect_factors_refused(const std::vector<float>& factors, const std::vector<std::string>& parts) {
+  const auto gguf = llama_gguf(model_folder("kjv-llama-2m"), 10000.0F, factors);
   const TempFolder temp;
   write_file(temp / "model.gguf", gguf);
   const ModelConfig config = ok(model_config_from_gguf(ok(parse_gguf(MemorySource(gguf))), "model.gguf"));
   const auto backend = host_backend();
   const auto file = ok(WeightFile::open(temp / "model.gguf"));
   const auto weights = ok(WeightStore::load(*backend, *file, ok(Decoder::tensors(*backend, config, *file))));
-  expect_error(Decoder::create(*backend, config, *file, *weights), Errc::bad_format, {"rope_freqs.weight", "[7]", "[32]"});
+  expect_error(Decoder::create(*backend, config, *file, *weights), Errc::bad_format, parts);
+}
+
+TEST(GgufDecoder, FrequencyFactorsOfTheWrongLengthAreRefused) {
+  expect_factors_refused(std::vector<float>(7, 1.0F), {"rope_freqs.weight", "[7]", "[32]"});
 }
 
 TEST(GgufDecoder, FrequencyFactorsThatDivideByNothingAreRefused) {
-  const auto folder = model_folder("kjv-llama-2m");
   for (const float wrong : {0.0F, -1.0F, HUGE_VALF, std::nanf("")}) {
     SCOPED_TRACE(wrong);
     std::vector<float> factors(32, 1.0F);
     factors[3] = wrong;
-    const auto gguf = llama_gguf(folder, 10000.0F, factors);
-    const TempFolder temp;
-    write_file(temp / "model.gguf", gguf);
-    const ModelConfig config = ok(model_config_from_gguf(ok(parse_gguf(MemorySource(gguf))), "model.gguf"));
-    const auto backend = host_backend();
-    const auto file = ok(WeightFile::open(temp / "model.gguf"));
-    const auto weights = ok(WeightStore::load(*backend, *file, ok(Decoder::tensors(*backend, config, *file))));
-    expect_error(Decoder::create(*backend, config, *file, *weights), Errc::bad_format,
-                 {"model.gguf", "rope_freqs.weight holds ", "at 3"});
+    expect_factors_refused(factors, {"model.gguf", "rope_freqs.weight holds ", "at 3"});
   }
 }
 
