@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the driver's result codes become errors: the only place that knows which Errc a CUresult is. Functions; any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <string_view>
+
+#include "backends/cuda/driver.h"
+#include "metrale/result.h"
+
+namespace metrale::cuda {
+
+/// The error for `code`, with the driver's number, name and text. `what`: the driver's function, "cuMemAlloc".
+Error driver_error(const Driver& driver, CUresult code, std::string_view what);
+
+/// Ok for CUDA_SUCCESS, otherwise `driver_error`.
+inline Result<> check(const Driver& driver, CUresult code, std::string_view what) {
+  if (code == CUDA_SUCCESS) [[likely]]
+    return {};
+  return driver_error(driver, code, what);
+}
+
+/// Whether the context cannot be used any more after `code`, whatever is called next.
+bool is_sticky(CUresult code) noexcept;
+
+/// Whether `code` only says that the driver or its context has gone already: no failure where memory and handles are given back.
+bool is_gone(CUresult code) noexcept;
+
+}  // namespace metrale::cuda
