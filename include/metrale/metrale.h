@@ -25,6 +25,7 @@
 #include "metrale/kernel_registry.h"
 #include "metrale/kv_cache.h"
 #include "metrale/launch.h"
+#include "metrale/launch_trace.h"
 #include "metrale/log.h"
 #include "metrale/memory_statement.h"
 #include "metrale/model_resource.h"

@@ -11,9 +11,11 @@
 #include <cstdint>
 #include <optional>
 #include <source_location>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "metrale/kernel_args.h"
 #include "metrale/op.h"
 #include "metrale/result.h"
 #include "metrale/types.h"
@@ -48,6 +50,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual void on_op(const OpRecord& record) noexcept = 0;
+  /// Every argument of an accepted typed launch, just before its `on_op`. Lifetime: `args` is gone at return. Does nothing by default.
+  virtual void on_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 };
 
 /// Keeps the last `kCapacity` operations in a ring. Writers never wait for each other or for a reader.

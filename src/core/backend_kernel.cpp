@@ -265,6 +265,7 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
               .shared_bytes = shared_bytes,
               .site = site};
   note_args(op, args);
+  if (launched) f.notify_launch_args(op, args);
   return f.run_always(op, [&] { return std::move(launched); });
 }
 

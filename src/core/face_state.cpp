@@ -124,6 +124,11 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome) noexcept {
   for (Observer* observer : observers) observer->on_op(record);
 }
 
+void FaceState::notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept {
+  std::shared_lock lock(observers_mutex);
+  for (Observer* observer : observers) observer->on_launch_args(record, args);
+}
+
 std::vector<Allocation> FaceState::known_blocks() const {
   std::vector<Allocation> blocks = device.snapshot();
   if (!capabilities.has(Capability::host_alias)) {

@@ -217,6 +217,8 @@ struct FaceState {
   /// Latches a device lost there.
   Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
   void notify(OpRecord& record, std::uint8_t outcome) noexcept;
+  /// Shows observers every argument of an accepted launch; `notify` follows.
+  void notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 
   // ---- guards: each answers ok or the error to return ----
 

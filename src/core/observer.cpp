@@ -26,6 +26,8 @@ std::string OpRecord::to_string() const {
   return text;
 }
 
+void Observer::on_launch_args(const OpRecord&, std::span<const KernelArg>) noexcept {}
+
 // A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read
 // with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence,
 // and drops what it read.
