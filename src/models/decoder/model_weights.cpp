@@ -97,6 +97,31 @@ void ModelWeights::list_layer(std::uint32_t index) {
   matrix(prefix + (gguf ? "ffn_down.weight" : "mlp.down_proj.weight"), h, config_.intermediate_size, layer.down);
 }
 
+void ModelWeights::list() {
+  const bool gguf = config_.weights == WeightFormat::gguf;
+  const bool around_zero = config_.family == ModelFamily::qwen3_5 && !gguf;
+  layers.resize(config_.num_layers);
+  matrix(gguf ? "token_embd.weight" : config_.tensor_prefix + "embed_tokens.weight", config_.vocab_size, config_.hidden_size,
+         embedding);
+  for (std::uint32_t i = 0; i < config_.num_layers; ++i) list_layer(i);
+  vector(gguf ? "output_norm.weight" : config_.tensor_prefix + "norm.weight", config_.hidden_size,
+         around_zero ? WidenOp::plus_one : WidenOp::copy, final_norm);
+  if (!config_.tie_word_embeddings)
+    matrix(gguf ? "output.weight" : "lm_head.weight", config_.vocab_size, config_.hidden_size, head);
+}
+
+std::vector<TensorWant> ModelWeights::wanted(const ModelConfig& config) {
+  ModelWeights weights(nullptr, config);
+  weights.list();
+  std::vector<TensorWant> wants;
+  for (const MatrixWant& want : weights.matrices_) wants.push_back({want.name, {want.to->n, want.to->k}});
+  for (const VectorWant& want : weights.vectors_) {
+    wants.push_back({want.name, {want.params.cols}});
+    if (want.params.rows != 1) wants.back().shape.insert(wants.back().shape.begin(), want.params.rows);
+  }
+  return wants;
+}
+
 Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
   for (MatrixWant& want : matrices_) {
     const TensorInfo& tensor = *METRALE_TRY(file.get(want.name));
@@ -150,18 +175,8 @@ Result<std::unique_ptr<ModelWeights>> ModelWeights::create(GpuBackend& backend, 
   if (config.mlp_bias) {
     return Error(Errc::unsupported, fmt::format("{}: mlp_bias is true, and the MLP kernels add no bias", file.path().string()));
   }
-  std::unique_ptr<ModelWeights> weights(new ModelWeights(backend, config));
-  const bool gguf = config.weights == WeightFormat::gguf;
-  const bool around_zero = config.family == ModelFamily::qwen3_5 && !gguf;
-  weights->layers.resize(config.num_layers);
-  weights->matrix(gguf ? "token_embd.weight" : config.tensor_prefix + "embed_tokens.weight", config.vocab_size, config.hidden_size,
-                  weights->embedding);
-  for (std::uint32_t i = 0; i < config.num_layers; ++i) weights->list_layer(i);
-  weights->vector(gguf ? "output_norm.weight" : config.tensor_prefix + "norm.weight", config.hidden_size,
-                  around_zero ? WidenOp::plus_one : WidenOp::copy, weights->final_norm);
-  if (!config.tie_word_embeddings) {
-    weights->matrix(gguf ? "output.weight" : "lm_head.weight", config.vocab_size, config.hidden_size, weights->head);
-  }
+  std::unique_ptr<ModelWeights> weights(new ModelWeights(&backend, config));
+  weights->list();
   METRALE_TRY(weights->check(file, plans));
   return weights;
 }
@@ -174,6 +189,7 @@ std::vector<std::string> ModelWeights::names() const {
 }
 
 ModelWeights::~ModelWeights() {
+  if (!arena_) return;
   if (const Result<> result = release(*backend_); !result)
     detail::log_warning_noexcept("{} not given back: {}", label(), result.error().to_string());
 }

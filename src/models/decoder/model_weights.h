@@ -44,6 +44,12 @@ struct LayerWeights {
   Matrix gate, up, down;
 };
 
+/// A tensor that a decoder needs.
+struct TensorWant {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+};
+
 class ModelWeights final : public ModelResource {
  public:
   /// Decides which tensors `config` needs and checks that `file` has each, in the shape that the configuration says and of a type
@@ -53,6 +59,9 @@ class ModelWeights final : public ModelResource {
   static Result<std::unique_ptr<ModelWeights>> create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
                                                       const LaunchPlans& plans);
   ~ModelWeights() override;
+
+  /// Every tensor that a decoder of `config` needs, matrices first.
+  static std::vector<TensorWant> wanted(const ModelConfig& config);
 
   /// Names of every tensor that a decoder needs.
   std::vector<std::string> names() const;
@@ -80,7 +89,8 @@ class ModelWeights final : public ModelResource {
     DevicePtr* to;
   };
 
-  explicit ModelWeights(GpuBackend& backend, const ModelConfig& config) : backend_(&backend), config_(config) {}
+  ModelWeights(GpuBackend* backend, const ModelConfig& config) : backend_(backend), config_(config) {}
+  void list();
   void list_layer(std::uint32_t index);
   void list_attention(const std::string& prefix, LayerWeights& layer);
   void list_linear_attention(const std::string& prefix, LayerWeights& layer);
