@@ -5,24 +5,16 @@
 // device or of several, live in one process. `create` may be called from any thread.
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "metrale/backend.h"
+#include "metrale/backends/cuda_module.h"
 #include "metrale/result.h"
 
 namespace metrale::cuda {
-
-/// One module: a fat binary, a cubin or PTX text. The bytes are not copied and outlive the backend.
-struct ModuleImage {
-  std::string_view name;
-  std::span<const std::byte> image;
-};
 
 struct Options {
   FaceOptions face;
