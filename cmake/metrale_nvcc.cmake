@@ -73,6 +73,8 @@ if(NOT state OR NOT EXISTS ${entry}/${state}.cubin)
   cmake_path(GET nvcc PARENT_PATH toolkit)
   string(REPLACE "\"${root}/" "\"" text "${text}")
   string(REPLACE "\"${toolkit}/" "\"cuda/" text "${text}")
+  # nvcc makes the globals of a whole program local to it, and hosts look them up by name.
+  string(REGEX REPLACE "\n\\.(global|const) " "\n.visible .\\1 " text "${text}")
   file(WRITE ${work}/code.ptx "${text}")
   run("ptxas" ${nvcc} -cubin -arch=sm_${arch} -lineinfo -Xptxas ${assembler_flags} ${work}/code.ptx -o ${work}/cubin)
   file(WRITE ${work}/txt "${said}")
