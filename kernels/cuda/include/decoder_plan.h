@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the CUDA kernels of module "decoder" (metrale/models/decoder_kernels.h) are launched: grid, block and dynamic shared memory
+// for given parameters, and the sizes that host and kernels agree on. Plain C++ without CUDA, so that the host may include it. Pure
+// functions; any thread.
+//
+// Grids are those of the module's header, widened where one block a head or a row would leave the chip idle: kernels that need
+// several blocks for one result use clusters of kClusterBlocks, built into their code. Code for devices before sm_90 has no
+// clusters; there the first block of each does all the work and the others end at once, so the plans are the same.
+//
+// Dependent launch. Every kernel waits for its predecessor before it writes anything and before it reads what a kernel of the same
+// step writes. Before that wait it reads weights, the step's header and block table, cached keys and values of earlier positions,
+// and recurrent states. So between the last kernel that writes one of those and the next step's first kernel there must be one full
+// dependency: a copy, an event, or the end of a graph.
+#pragma once
+
+#include <cstdint>
+
+#include "metrale/models/decoder_kernels.h"
+
+namespace metrale::cuda::decoder {
+
+/// What the plans need to know of the device.
+struct Chip {
+  std::uint32_t sm_count = 1;
+  /// Dynamic shared memory that a block may ask for; this much every device since sm_80 has.
+  std::uint32_t max_shared_bytes = 99 * 1024;
+};
+
+/// One launch: a grid of {grid_x, grid_y} blocks of `threads`. No cluster attribute is to be set.
+struct Plan {
+  std::uint32_t grid_x = 1;
+  std::uint32_t grid_y = 1;
+  std::uint32_t threads = 32;
+  std::uint32_t shared_bytes = 0;
+};
+
+// ---- sizes shared with the kernels ----
+inline constexpr std::uint32_t kClusterBlocks = 8;  ///< Of attend_one, rotate_attend, argmax and score.
+inline constexpr std::uint32_t kAttendTile = 64;    ///< Query rows of one block of attend.
+inline constexpr std::uint32_t kConvTile = 64;      ///< Channels of one block of conv.
+inline constexpr std::uint32_t kConvSegments = 8;   ///< Most runs of tokens that a block of conv works on at once.
+inline constexpr std::uint32_t kMaxConvKernel = 64;
+inline constexpr std::uint32_t kMaxHeadDim = 256;    ///< Of attention; larger heads are left unwritten.
+inline constexpr std::uint32_t kDeltaBlocks = 4;     ///< Blocks, and parts of value_dim, that share a value head in delta.
+inline constexpr std::uint32_t kDeltaTile = 16;      ///< Tokens that delta stages at once.
+inline constexpr std::uint32_t kHeadSet = 8;         ///< Query heads of one cache head that attend_one takes at once.
+inline constexpr std::uint32_t kKeyTile = 16;        ///< Keys that a warp of attend_one takes at once.
+inline constexpr std::uint32_t kRingBytes = 16384;   ///< Keys and values on their way to one warp of attend_one.
+inline constexpr std::uint32_t kMostClusters = 16;   ///< That share a cache head in rotate_attend.
+inline constexpr std::uint32_t kClusterKeys = 2048;  ///< Keys for which another cluster joins in.
+
+constexpr std::uint32_t divide_up(std::uint64_t a, std::uint64_t b) noexcept { return static_cast<std::uint32_t>((a + b - 1) / b); }
+constexpr std::uint32_t smaller(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
+constexpr std::uint32_t larger(std::uint32_t a, std::uint32_t b) noexcept { return a > b ? a : b; }
+
+/// Whether attention over a bf16 cache has a tensor-core path for this head size; other sizes take the general one.
+constexpr bool has_fast_attention(std::uint32_t head_dim) noexcept { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
+
+/// Runs of up to kHeadSet query heads of each cache head.
+constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_heads) noexcept {
+  return divide_up(num_heads / num_kv_heads, kHeadSet);
+}
+
+/// Shared memory of attend_one and rotate_attend, in floats from its start. `head_dim` as rounded up to 32.
+struct OneLayout {
+  std::uint32_t ring;       ///< [warps, kRingBytes]; later partial sums [warps, kHeadSet, head_dim]
+  std::uint32_t queries;    ///< [kHeadSet, head_dim] scaled
+  std::uint32_t fragments;  ///< queries as tensor-core operands, [head_dim / 32, 2, 32 lanes, 4 words]
+  std::uint32_t key;        ///< [head_dim] of the step's own token, as the cache will hold it
+  std::uint32_t value;      ///< [head_dim] likewise
+  std::uint32_t inbox;      ///< [kClusterBlocks, head_dim] what the cluster's blocks send
+  std::uint32_t softmax;    ///< [kClusterBlocks, kHeadSet, 2] their largest scores and totals
+  std::uint32_t warps;      ///< [warps, kHeadSet, 2] the same of this block's warps
+  std::uint32_t end;
+};
+constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_warps) noexcept {
+  const std::uint32_t width = divide_up(head_dim, 32) * 32;
+  OneLayout l{};
+  l.ring = 0;
+  l.queries = larger(num_warps * kRingBytes / 4, num_warps * kHeadSet * width);
+  l.fragments = l.queries + kHeadSet * width;
+  l.key = l.fragments + width / 32 * 256;
+  l.value = l.key + width;
+  l.inbox = l.value + width;
+  l.softmax = l.inbox + kClusterBlocks * width;
+  l.warps = l.softmax + kClusterBlocks * kHeadSet * 2;
+  l.end = l.warps + num_warps * kHeadSet * 2;
+  return l;
+}
+
+// ---- launches ----
+constexpr Plan plan_widen(std::uint64_t elements, const Chip& chip) noexcept {
+  return {larger(1, smaller(divide_up(elements, 1024), 8 * chip.sm_count)), 1, 256, 0};
+}
+constexpr Plan plan_rotary(const RotaryParams& p) noexcept {
+  return {p.m, 1, smaller(128, larger(32, divide_up(p.pairs, 32) * 32)), 0};
+}
+constexpr Plan plan_rotate_store(const RotateStoreParams& p) noexcept {
+  return {p.m, divide_up(std::uint64_t{p.num_heads} + p.num_kv_heads, 4), 128, 4 * 4 * p.head_dim};
+}
+
+constexpr std::uint32_t attend_shared_bytes(std::uint32_t head_dim) noexcept {
+  // Two stages of keys and values, rows padded by 16 bytes; the general path is the larger of the two for small heads.
+  const std::uint32_t keys = head_dim == 256 ? 32 : 64;
+  const std::uint32_t fast = has_fast_attention(head_dim) ? 4 * keys * (head_dim + 8) * 2 : 0;
+  const std::uint32_t general = 4 * (2 * 32 * (head_dim + 1) + 32 * 33);
+  return larger(fast, general);
+}
+constexpr Plan plan_attend(const AttendParams& p) noexcept {
+  return {p.num_heads, divide_up(p.m, kAttendTile), 128, attend_shared_bytes(p.head_dim)};
+}
+
+constexpr std::uint32_t one_warps(const Chip& chip) noexcept { return chip.max_shared_bytes >= 160 * 1024 ? 8 : 4; }
+constexpr Plan plan_attend_one(const AttendParams& p, const Chip& chip) noexcept {
+  const std::uint32_t warps = one_warps(chip);
+  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads), 1, 32 * warps,
+          4 * one_layout(p.head_dim, warps).end};
+}
+
+/// Clusters that may share a cache head in rotate_attend: as many as the chip runs at once. How many do is decided by the position.
+constexpr std::uint32_t attend_clusters(std::uint32_t num_heads, std::uint32_t num_kv_heads, const Chip& chip) noexcept {
+  const std::uint32_t units = num_kv_heads * head_sets(num_heads, num_kv_heads);
+  return larger(1, smaller(kMostClusters, chip.sm_count / (kClusterBlocks * units)));
+}
+/// Without scratch one cluster takes a cache head however long the context.
+constexpr Plan plan_rotate_attend(const RotateStoreParams& p, bool has_scratch, const Chip& chip) noexcept {
+  const std::uint32_t warps = one_warps(chip);
+  const std::uint32_t clusters = has_scratch ? attend_clusters(p.num_heads, p.num_kv_heads, chip) : 1;
+  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads) * clusters, 1, 32 * warps,
+          4 * one_layout(p.head_dim, warps).end};
+}
+/// Scratch of rotate_attend: counters, then what each block of each cluster found. Zeroed once, when it is made; every launch
+/// leaves the counters at zero. Launches that may overlap need a scratch each.
+constexpr std::uint64_t attend_scratch_bytes(std::uint32_t num_heads, std::uint32_t num_kv_heads, std::uint32_t head_dim,
+                                             const Chip& chip) noexcept {
+  const std::uint32_t units = num_kv_heads * head_sets(num_heads, num_kv_heads);
+  const std::uint64_t width = divide_up(head_dim, 32) * 32 + 2 * kHeadSet;
+  return 4 *
+         (std::uint64_t{units} * kClusterBlocks + attend_clusters(num_heads, num_kv_heads, chip) * width * units * kClusterBlocks);
+}
+
+constexpr Plan plan_conv(const ConvParams& p) noexcept {
+  const bool windowed = p.kernel >= 2 && p.kernel <= 4;
+  const std::uint32_t segments = windowed ? larger(1, smaller(kConvSegments, p.m / 4)) : 1;
+  return {divide_up(p.channels, kConvTile), 1, kConvTile * segments, windowed ? 0 : 4 * kConvTile * (p.kernel - 1)};
+}
+
+/// Whether delta keeps a head's state in registers; other sizes take one block a head that works on the state where it lies.
+constexpr bool has_fast_delta(std::uint32_t key_dim, std::uint32_t value_dim) noexcept {
+  return key_dim == 128 && value_dim == 128;
+}
+constexpr Plan plan_delta(const DeltaParams& p) noexcept {
+  return {kDeltaBlocks * p.num_value_heads, 1, 128, 4 * (2 * p.key_dim + p.value_dim + 32)};
+}
+
+/// argmax and score.
+constexpr Plan plan_rows(const RowsParams& p) noexcept { return {kClusterBlocks * p.rows, 1, 512, 0}; }
+
+}  // namespace metrale::cuda::decoder
