@@ -16,6 +16,10 @@
 //   argmax        B logits, B ids, P RowsParams                            largest of each row; -1 where one is NaN or +inf
 //   score         B logits, B targets, B scores, P RowsParams              loss and largest of each row
 //
+// Optional; a backend that lacks it is given the two kernels it stands for:
+//   rotate_attend B q, B k, B v, B q_norm?, B k_norm?, B rotary, B step, B block_table, B key_cache, B value_cache, B out,
+//                 B scratch?, P RotateAttendParams       rotate_store, then attend_one, of one token; q is left as it was
+//
 // Grids: widen any x; rotary and rotate_store {m}; attend {num_heads, ceil(m / n_tile)}; attend_one any x up to num_heads;
 // conv {ceil(channels / n_tile)}; delta {num_value_heads}; argmax and score {rows}; n_tile is what the kernel publishes. Blocks
 // and shared memory are the backend's own matter.
@@ -97,6 +101,13 @@ struct AttendParams {
   std::uint32_t gated = 0;  ///< 1: multiply by the sigmoid of the head_dim values that follow each query.
   float scale = 0;
   CacheLayout cache;
+};
+
+/// For rotate_attend: a step of one token, attending with the sizes that `rotate` gives.
+struct RotateAttendParams {
+  RotateStoreParams rotate;
+  std::uint32_t gated = 0;  ///< As in AttendParams, and so is `scale`.
+  float scale = 0;
 };
 
 /// x [m, channels] in place; weight [kernel, channels]; state [slots, kernel - 1, channels], oldest first.
