@@ -90,6 +90,12 @@ constexpr std::array kRows{
         },
         [](const Switches& s) { return s.host_isa.empty() ? std::string("best available") : s.host_isa; }},
     number<&Switches::host_threads, kMaxHostThreads>("METRALE_HOST_THREADS", "worker threads of the host backend; 0: one a core"),
+    Row{"METRALE_KERNEL_PATH", "folder of CUDA modules that replace or add to those built in",
+        [](Switches& s, std::string_view text) {
+          s.kernel_path = text;
+          return !text.empty();
+        },
+        [](const Switches& s) { return s.kernel_path.empty() ? std::string("none") : s.kernel_path; }},
 };
 
 const detail::ParsedSwitches& parsed() {
