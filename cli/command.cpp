@@ -51,6 +51,23 @@ CLI::Option* add_model_option(CLI::App& command, std::string& model, const std::
   return command.add_option("--model", model, help)->check(not_empty());
 }
 
+void ComputeChoice::apply(DecoderOptions& options) const {
+  options.precision = precision == "exact" ? Precision::exact : Precision::fast;
+  options.kv_type.reset();
+  if (kv == "f32") options.kv_type = DType::f32;
+  if (kv == "bf16") options.kv_type = DType::bf16;
+}
+
+void add_compute_options(CLI::App& command, ComputeChoice& choice) {
+  command
+      .add_option("--precision", choice.precision, "exact: dequantise weights and compute in float32: slow, the reference for fast")
+      ->check(one_of({"fast", "exact"}))
+      ->capture_default_str();
+  command.add_option("--kv", choice.kv, "Element type of the KV cache; auto: what suits backend and precision")
+      ->check(one_of({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+}
+
 Check not_empty() {
   return [](const std::string& text) { return text.empty() ? std::string("is empty; leave it out or name something") : ""; };
 }

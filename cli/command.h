@@ -17,6 +17,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "metrale/backend.h"
+#include "metrale/models/decoder.h"
 #include "metrale/result.h"
 
 namespace metrale::cli {
@@ -41,6 +42,16 @@ enum class Offer : std::uint8_t { every_backend, computing_backends };
 void add_backend_option(CLI::App& command, std::string& backend, Offer offer);
 /// Adds `--model`.
 CLI::Option* add_model_option(CLI::App& command, std::string& model, const std::string& help);
+
+/// How a model computes, as the command line says it.
+struct ComputeChoice {
+  std::string precision = "fast";
+  std::string kv = "auto";
+
+  void apply(DecoderOptions& options) const;
+};
+/// Adds `--precision` and `--kv`.
+void add_compute_options(CLI::App& command, ComputeChoice& choice);
 
 /// Checks of an option's text, for `CLI::Option::check`: what is wrong with it, or nothing.
 using Check = std::function<std::string(const std::string& text)>;

@@ -21,6 +21,7 @@ struct Options {
   std::string ids_file;
   std::string text_file;
   std::uint64_t window = 512;
+  ComputeChoice compute;
   bool json = false;
 };
 
@@ -52,6 +53,7 @@ Result<ExitCode> run(const Options& options) {
 
   const auto backend = METRALE_TRY(open_backend(options.backend));
   GeneratorOptions generator_options;
+  options.compute.apply(generator_options.decoder);
   generator_options.extent = TeardownExtent::backend;
   const auto model = METRALE_TRY(Generator::load(options.model, *backend, generator_options));
   if (options.ids_file.empty()) {
@@ -94,6 +96,7 @@ void add_eval_command(CLI::App& app, ExitCode& exit) {
   add_number_option<std::uint64_t>(
       *command, "--window", options->window,
       "Tokens of a window: the text is cut into windows, and each predicts all its tokens but the first", 2);
+  add_compute_options(*command, options->compute);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &exit] {
     auto done = run(*options);

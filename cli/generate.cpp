@@ -26,8 +26,7 @@ struct Options {
   std::string prompt;
   GenerateRequest request;
   std::uint64_t context = 0;
-  std::string kv = "f32";
-  bool exact = false;
+  ComputeChoice compute;
   bool hermetic = false;
   bool no_ssm_tail_midchunk = false;
   bool stats = false;
@@ -101,8 +100,7 @@ Result<ExitCode> run(Options& options) {
   const auto backend = METRALE_TRY(open_backend(options.backend));
   GeneratorOptions generator_options;
   generator_options.max_context_tokens = options.context;
-  generator_options.decoder.kv_type = options.kv == "bf16" ? DType::bf16 : DType::f32;
-  generator_options.decoder.precision = options.exact ? Precision::exact : Precision::fast;
+  options.compute.apply(generator_options.decoder);
   generator_options.extent = TeardownExtent::backend;
   const auto model = METRALE_TRY(Generator::load(options.model, *backend, generator_options));
 
@@ -151,10 +149,7 @@ void add_generate_command(CLI::App& app, ExitCode& exit) {
   add_number_option(*command, "--seed", options->request.sampling.seed, "Seed of the draws");
   add_number_option(*command, "--context", options->context,
                     "Most tokens that the model reads: the prompt, and the answer without its last; 0 for the model's own limit");
-  command->add_option("--kv", options->kv, "Element type of the KV cache")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
-  command->add_flag("--exact", options->exact, "Dequantise weights to float32: slow, the reference for the fast kernels");
+  add_compute_options(*command, options->compute);
   command->add_flag("--hermetic", options->hermetic, fmt::format("Never restore another request's state {}", kForEngines));
   command->add_flag("--no-ssm-tail-midchunk", options->no_ssm_tail_midchunk,
                     fmt::format("Split prompt chunks at the last block boundary {}", kForEngines));

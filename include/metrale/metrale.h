@@ -38,6 +38,7 @@
 #include "metrale/models/model_config.h"
 #include "metrale/models/required_kernels.h"
 #include "metrale/models/sampler.h"
+#include "metrale/models/synthetic.h"
 #include "metrale/models/tokenizer.h"
 #include "metrale/observer.h"
 #include "metrale/op.h"

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,10 +34,12 @@ struct DecoderOptions {
   std::uint32_t max_sequences = 1;
   /// Rows of logits that are computed at once where every position's are wanted.
   std::uint32_t logit_rows = 16;
-  /// f32 or bf16.
-  DType kv_type = DType::f32;
+  /// f32 or bf16. Left open: bf16 on a GPU that computes fast, f32 for exact results and on the host.
+  std::optional<DType> kv_type = {};
   std::uint32_t kv_block_tokens = 16;
   Precision precision = Precision::fast;
+  /// Let a kernel of a step start before the one ahead of it ends, where backend and kernel can. Off to compare.
+  bool dependent_launch = true;
 };
 
 /// Counts since the decoder was made.
@@ -136,6 +139,7 @@ class Decoder {
   Result<std::vector<RowScore>> append_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
 
   const ModelConfig& config() const noexcept;
+  /// With `kv_type` decided.
   const DecoderOptions& options() const noexcept;
   const DecoderStats& stats() const noexcept;
   /// The cache of the attention layers, in their order; null before `reserve`.

@@ -53,9 +53,8 @@ Result<Sequence> Decoder::start() {
   for (const DecoderActivations::LinearState& state : d.act.states) {
     const std::uint64_t conv_bytes = std::uint64_t{c.conv_kernel - 1} * c.conv_dim() * sizeof(float);
     const std::uint64_t delta_bytes = std::uint64_t{c.key_head_dim} * c.value_dim() * sizeof(float);
-    if (conv_bytes != 0)
-      METRALE_TRY(d.backend.memset_async(state.conv.offset(slot * conv_bytes), 0, conv_bytes, d.stream.handle()));
-    METRALE_TRY(d.backend.memset_async(state.delta.offset(slot * delta_bytes), 0, delta_bytes, d.stream.handle()));
+    if (conv_bytes != 0) METRALE_TRY(d.ops->clear(state.conv.offset(slot * conv_bytes), conv_bytes));
+    METRALE_TRY(d.ops->clear(state.delta.offset(slot * delta_bytes), delta_bytes));
   }
   *free = true;
   return Sequence(*this, d.kv.cache.get(), slot);
@@ -94,7 +93,7 @@ void Decoder::Impl::stage(const Sequence& sequence, std::span<const TokenId> ids
 Result<> Decoder::Impl::run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets) {
   stage(sequence, ids, targets);
   // The staging buffer is filled again while this chunk runs, so the copy must have taken it before the call returns.
-  METRALE_TRY(backend.copy_h2d_async(step, staging.inputs.bytes(), stream.handle()));
+  METRALE_TRY(ops->copy_h2d(step, staging.inputs.bytes()));
   METRALE_TRY(forward(static_cast<std::uint32_t>(ids.size())));
   sequence.length_ += ids.size();
   stats.tokens += ids.size();
@@ -144,7 +143,7 @@ Result<std::vector<float>> Decoder::Impl::run_all_logits(Sequence& sequence, std
       const std::uint32_t count = std::min(options.logit_rows, m - first);
       METRALE_TRY(head(first, count));
       const std::span<float> rows = host_logits().first(std::size_t{count} * config.vocab_size);
-      METRALE_TRY(backend.copy_d2h_async(std::as_writable_bytes(rows), act.logits, stream.handle()));
+      METRALE_TRY(ops->copy_d2h(std::as_writable_bytes(rows), act.logits));
       METRALE_TRY(wait());
       std::ranges::copy(rows, logits.begin() + static_cast<std::ptrdiff_t>((done + first) * config.vocab_size));
     }
@@ -168,7 +167,7 @@ Result<std::vector<RowScore>> Decoder::Impl::run_scores(Sequence& sequence, std:
                              {.rows = count, .n = config.vocab_size, .ld = config.vocab_size}));
     }
     const std::span<RowScore> rows = host_scores().first(m);
-    METRALE_TRY(backend.copy_d2h_async(std::as_writable_bytes(rows), act.scores, stream.handle()));
+    METRALE_TRY(ops->copy_d2h(std::as_writable_bytes(rows), act.scores));
     METRALE_TRY(wait());
     std::ranges::copy(rows, scores.begin() + static_cast<std::ptrdiff_t>(done));
     done += m;

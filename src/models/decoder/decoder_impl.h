@@ -31,10 +31,11 @@ struct DecoderActivations {
   DevicePtr qkv, z, a, b;  ///< linear attention layers
   DevicePtr mlp;           ///< [.., intermediate_size]
   DevicePtr prepared;      ///< rows as the matrix kernels like them
-  DevicePtr rotary;        ///< [.., 2, pairs]
-  DevicePtr logits;        ///< [logit_rows, vocab]
-  DevicePtr best;          ///< int32 [1]
-  DevicePtr scores;        ///< RowScore [chunk_tokens]
+  DevicePtr attend_scratch;
+  DevicePtr rotary;  ///< [.., 2, pairs]
+  DevicePtr logits;  ///< [logit_rows, vocab]
+  DevicePtr best;    ///< int32 [1]
+  DevicePtr scores;  ///< RowScore [chunk_tokens]
   struct LinearState {
     DevicePtr conv;   ///< [max_sequences, conv_kernel - 1, conv_dim]
     DevicePtr delta;  ///< [max_sequences, value heads, key dim, value dim]

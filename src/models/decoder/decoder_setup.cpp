@@ -21,8 +21,8 @@ Result<> Decoder::Impl::check_options() const {
     return wrong(fmt::format("chunk_tokens {} and max_sequences {} of a decoder may be 65536, and logit_rows {} a chunk at most",
                              options.chunk_tokens, options.max_sequences, options.logit_rows));
   }
-  if (options.kv_type != DType::f32 && options.kv_type != DType::bf16)
-    return wrong(fmt::format("the decoders keep keys and values as f32 or bf16, not {}", to_string(options.kv_type)));
+  if (options.kv_type.value_or(DType::f32) != DType::f32 && options.kv_type != DType::bf16)
+    return wrong(fmt::format("the decoders keep keys and values as f32 or bf16, not {}", to_string(*options.kv_type)));
   if (config.num_layers_of(LayerKind::full_attention) == 0)
     return Error(Errc::unsupported, "a model without attention layers has nothing to cache; the decoders need one such layer");
   return {};
@@ -44,6 +44,9 @@ Result<> Decoder::Impl::allocate_activations() {
   r.add("mlp", m * config.intermediate_size * f, act.mlp);
   r.add("prepared", ops->plans().prepared_bytes(options.chunk_tokens, static_cast<std::uint32_t>(widest)), act.prepared);
   r.add("rotary", m * config.rope.rotary_dim * f, act.rotary);
+  const std::uint64_t scratch_bytes =
+      ops->has_rotate_attend() ? ops->plans().attend_scratch_bytes(config.num_heads, config.num_kv_heads, config.head_dim) : 0;
+  r.add("attend scratch", scratch_bytes, act.attend_scratch);
   r.add("logits", std::uint64_t{options.logit_rows} * config.vocab_size * f, act.logits);
   r.add("best", sizeof(std::int32_t), act.best);
   r.add("scores", m * sizeof(RowScore), act.scores);
@@ -60,6 +63,7 @@ Result<> Decoder::Impl::allocate_activations() {
   }
   METRALE_TRY(r.allocate());
   ops->set_prepared(act.prepared);
+  if (scratch_bytes != 0) METRALE_TRY(ops->clear(act.attend_scratch, scratch_bytes));
   const std::uint64_t output_bytes =
       std::uint64_t{options.logit_rows} * config.vocab_size * f + m * sizeof(RowScore) + sizeof(std::int32_t);
   staging.outputs = METRALE_TRY(PinnedBuffer::create(backend, output_bytes));
@@ -89,7 +93,7 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
   step_layout.end = step_layout.targets + options.chunk_tokens * sizeof(std::int32_t);
 
   KvLayout layout = KvLayout::uniform(config.num_layers_of(LayerKind::full_attention), config.num_kv_heads, config.head_dim,
-                                      options.kv_type, options.kv_block_tokens);
+                                      *options.kv_type, options.kv_block_tokens);
   kv.cache = METRALE_TRY(PagedKvCache::create(backend, std::move(layout), static_cast<std::uint32_t>(blocks),
                                               {.poison = {}, .trace = {}, .poison_stream = stream.handle()}));
   step_regions.clear();
@@ -105,7 +109,7 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
 Result<> Decoder::Impl::capture_step(Graph& graph, StepOutput output) {
   CaptureScope capture = METRALE_TRY(CaptureScope::begin(backend, stream.handle()));
   const std::span<const std::byte> inputs = staging.inputs.bytes().first(step_layout.one_token_end);
-  METRALE_TRY(backend.copy_h2d_async_retained(step, inputs, stream.handle()));
+  METRALE_TRY(ops->copy_h2d_retained(step, inputs));
   METRALE_TRY(forward(1));
   METRALE_TRY(finish(0, output));
   graph = METRALE_TRY(capture.end());
@@ -138,7 +142,8 @@ Result<std::unique_ptr<Decoder>> Decoder::create(GpuBackend& backend, const Mode
   METRALE_TRY(d.check_options());
   d.slot_taken.resize(options.max_sequences);
   d.stream = METRALE_TRY(Stream::create(backend));
-  d.ops = METRALE_TRY(Ops::create(backend, d.stream.handle(), options.precision));
+  d.ops = METRALE_TRY(Ops::create(backend, d.stream.handle(), {options.precision, options.dependent_launch}));
+  if (!options.kv_type) d.options.kv_type = d.ops->plans().default_kv_type(options.precision);
   d.weights = METRALE_TRY(ModelWeights::create(backend, config, file, d.ops->plans()));
   METRALE_TRY(d.weights->bind(weights, file, *d.ops));
   METRALE_TRY(d.allocate_activations());

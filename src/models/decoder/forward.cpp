@@ -37,14 +37,13 @@ Result<> Decoder::Impl::attention_layer(const LayerWeights& layer, std::uint32_t
   const bool gated = config.family == ModelFamily::qwen3_5;
   const std::uint32_t q_head_stride = gated ? 2 * config.head_dim : config.head_dim;
   const std::uint32_t token_stride = config.kv_dim();
-  const CacheLayout layout{.dtype = static_cast<std::uint32_t>(options.kv_type),
+  const CacheLayout layout{.dtype = static_cast<std::uint32_t>(*options.kv_type),
                            .block_tokens = options.kv_block_tokens,
                            .block_stride = std::uint64_t{options.kv_block_tokens} * token_stride,
                            .token_stride = token_stride,
                            .head_stride = config.head_dim};
   const Ops::Cache cache{kv.cache->k_pool(index), kv.cache->v_pool(index), step, step.offset(step_layout.table)};
-  METRALE_TRY(ops->rotate_store({act.q, act.k, act.v, w.q_norm, w.k_norm, act.rotary}, cache,
-                                {.m = m,
+  const RotateStoreParams rotate{.m = m,
                                  .num_heads = config.num_heads,
                                  .num_kv_heads = config.num_kv_heads,
                                  .head_dim = config.head_dim,
@@ -54,17 +53,24 @@ Result<> Decoder::Impl::attention_layer(const LayerWeights& layer, std::uint32_t
                                  .q_head_stride = q_head_stride,
                                  .ld_kv = token_stride,
                                  .norm_eps = config.rms_norm_eps,
-                                 .cache = layout}));
-  METRALE_TRY(ops->attend(act.q, cache, act.mixed,
-                          {.m = m,
-                           .num_heads = config.num_heads,
-                           .num_kv_heads = config.num_kv_heads,
-                           .head_dim = config.head_dim,
-                           .ld_q = config.num_heads * q_head_stride,
-                           .q_head_stride = q_head_stride,
-                           .gated = gated,
-                           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
-                           .cache = layout}));
+                                 .cache = layout};
+  const Ops::RotateStore tensors{act.q, act.k, act.v, w.q_norm, w.k_norm, act.rotary};
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+  if (m == 1 && ops->has_rotate_attend()) {
+    METRALE_TRY(ops->rotate_attend(tensors, cache, act.attend_scratch, act.mixed, {rotate, gated, scale}));
+  } else {
+    METRALE_TRY(ops->rotate_store(tensors, cache, rotate));
+    METRALE_TRY(ops->attend(act.q, cache, act.mixed,
+                            {.m = m,
+                             .num_heads = config.num_heads,
+                             .num_kv_heads = config.num_kv_heads,
+                             .head_dim = config.head_dim,
+                             .ld_q = config.num_heads * q_head_stride,
+                             .q_head_stride = q_head_stride,
+                             .gated = gated,
+                             .scale = scale,
+                             .cache = layout}));
+  }
   const Product output{&w.o, w.o_bias, act.hidden, act.hidden};
   return ops->linear({act.mixed, m, config.query_dim(), {}, 0}, {&output, 1});
 }
@@ -108,10 +114,10 @@ Result<> Decoder::Impl::head(std::uint32_t first, std::uint32_t count) {
 Result<> Decoder::Impl::finish(std::uint32_t row, StepOutput output) {
   METRALE_TRY(head(row, 1));
   METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
-  METRALE_TRY(backend.copy_d2h_async(std::as_writable_bytes(std::span(&host_best(), 1)), act.best, stream.handle()));
+  METRALE_TRY(ops->copy_d2h(std::as_writable_bytes(std::span(&host_best(), 1)), act.best));
   if (output == StepOutput::token) return {};
   const std::span<float> logits = host_logits().first(config.vocab_size);
-  return backend.copy_d2h_async(std::as_writable_bytes(logits), act.logits, stream.handle());
+  return ops->copy_d2h(std::as_writable_bytes(logits), act.logits);
 }
 
 }  // namespace metrale

@@ -3,74 +3,17 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
-// Pure functions only: nothing is linked from the kernels.
-#include "decoder/decoder.h"
-#include "matmul/matmul.h"
-
 namespace metrale::models {
-namespace {
 
-namespace matmul = host::matmul;
-namespace decoder = host::decoder;
-
-LaunchShape shape(const matmul::Plan& plan) { return {plan.grid, {}, plan.shared_bytes}; }
-
-std::uint32_t tiles(std::uint32_t n, std::uint32_t tile) { return static_cast<std::uint32_t>(div_ceil(n, tile)); }
-
-class HostPlans final : public LaunchPlans {
- public:
-  explicit HostPlans(std::uint32_t threads) : threads_(threads) {}
-
-  bool supports(DType weights) const noexcept override { return matmul::supports(weights); }
-  bool can_repack(DType weights, std::uint32_t k) const noexcept override { return matmul::can_repack(weights, k); }
-  int activation_class(DType weights, Precision precision) const noexcept override {
-    return static_cast<int>(matmul::activation_class(weights, precision));
-  }
-  std::uint32_t max_unprepared_rows() const noexcept override { return matmul::kFusedRows; }
-  std::uint64_t prepared_bytes(std::uint32_t m, std::uint32_t k) const noexcept override { return matmul::prepared_bytes(m, k); }
-  LaunchShape repack(DType weights, std::uint32_t n, std::uint32_t k) const noexcept override {
-    return shape(matmul::plan_repack(weights, n, k));
-  }
-  LaunchShape gather(std::uint32_t m) const noexcept override { return shape(matmul::plan_gather(m)); }
-  LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept override { return shape(matmul::plan_prepare(m, k)); }
-  LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept override {
-    return shape(matmul::plan_linear(function, params, threads_));
-  }
-
-  LaunchShape widen(std::uint64_t elements) const noexcept override { return {{elements < 4096 ? 1 : threads_, 1, 1}, {}, 0}; }
-  LaunchShape rotary(const RotaryParams& params) const noexcept override { return {{params.m, 1, 1}, {}, 0}; }
-  LaunchShape rotate_store(const RotateStoreParams& params) const noexcept override { return {{params.m, 1, 1}, {}, 0}; }
-  LaunchShape attend(const AttendParams& params, std::uint32_t n_tile) const noexcept override {
-    return {{params.num_heads, tiles(params.m, n_tile), 1}, {}, decoder::attend_shared_bytes(params.head_dim)};
-  }
-  LaunchShape attend_one(const AttendParams& params) const noexcept override {
-    // Neighbouring heads share keys and values: one range of heads a worker.
-    return {{std::min(params.num_heads, threads_), 1, 1}, {}, decoder::attend_one_shared_bytes(params.head_dim)};
-  }
-  LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept override {
-    return {{tiles(params.channels, n_tile), 1, 1}, {}, decoder::conv_shared_bytes(params.kernel)};
-  }
-  LaunchShape delta(const DeltaParams& params) const noexcept override {
-    return {{params.num_value_heads, 1, 1}, {}, decoder::delta_shared_bytes(params.key_dim, params.value_dim)};
-  }
-  LaunchShape rows(const RowsParams& params) const noexcept override { return {{params.rows, 1, 1}, {}, 0}; }
-
- private:
-  std::uint32_t threads_;
-};
-
-}  // namespace
+std::uint64_t LaunchPlans::attend_scratch_bytes(std::uint32_t, std::uint32_t, std::uint32_t) const noexcept { return 0; }
+LaunchShape LaunchPlans::rotate_attend(const RotateAttendParams&) const noexcept { return {}; }
 
 Result<std::unique_ptr<LaunchPlans>> launch_plans(GpuBackend& backend) {
+  if (backend.name() == "host") return host_plans(METRALE_TRY(backend.sm_count()));
   // The mock computes nothing and takes any geometry.
-  if (backend.name() == "host") {
-    const std::uint32_t threads = METRALE_TRY(backend.sm_count());  // not inside `new`: a failure there would leak
-    return std::unique_ptr<LaunchPlans>(new HostPlans(threads));
-  }
-  if (backend.name() == "mock") return std::unique_ptr<LaunchPlans>(new HostPlans(1));
-  return Error(Errc::unsupported, fmt::format("the decoders have no kernels for backend {}; use host", backend.name()));
+  if (backend.name() == "mock") return host_plans(1);
+  if (backend.name() == "cuda") return cuda_plans(METRALE_TRY(backend.sm_count()));
+  return Error(Errc::unsupported, fmt::format("the decoders have no kernels for backend {}; use cuda or host", backend.name()));
 }
 
 }  // namespace metrale::models

@@ -21,11 +21,15 @@ struct LaunchShape {
   Dim3 grid;
   Dim3 block;
   std::uint32_t shared_bytes = 0;
+  Dim3 cluster{0, 0, 0};  ///< All zero: none.
 };
 
 class LaunchPlans {
  public:
   virtual ~LaunchPlans() = default;
+
+  /// What keys and values are kept as where the options leave it open.
+  virtual DType default_kv_type(Precision precision) const noexcept = 0;
 
   // ---- matrices ----
   virtual bool supports(DType weights) const noexcept = 0;
@@ -48,10 +52,20 @@ class LaunchPlans {
   virtual LaunchShape rotate_store(const RotateStoreParams& params) const noexcept = 0;
   virtual LaunchShape attend(const AttendParams& params, std::uint32_t n_tile) const noexcept = 0;
   virtual LaunchShape attend_one(const AttendParams& params) const noexcept = 0;
+  /// Whether the optional kernel rotate_attend is there; `rotate_attend` gives its launch with scratch of `attend_scratch_bytes`.
+  virtual bool has_rotate_attend() const noexcept { return false; }
+  virtual std::uint64_t attend_scratch_bytes(std::uint32_t num_heads, std::uint32_t num_kv_heads,
+                                             std::uint32_t head_dim) const noexcept;
+  virtual LaunchShape rotate_attend(const RotateAttendParams& params) const noexcept;
   virtual LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept = 0;
   virtual LaunchShape delta(const DeltaParams& params) const noexcept = 0;
   virtual LaunchShape rows(const RowsParams& params) const noexcept = 0;
 };
+
+/// The host's, for `threads` workers.
+std::unique_ptr<LaunchPlans> host_plans(std::uint32_t threads);
+/// Those of CUDA, for a device of `sm_count` multiprocessors.
+std::unique_ptr<LaunchPlans> cuda_plans(std::uint32_t sm_count);
 
 /// The plans for the kernels that `backend` serves. Errors: unsupported (no decoder kernels were written for it), and
 /// those of `sm_count`.

@@ -230,7 +230,7 @@ Result<std::vector<float>> ModelWeights::rotary_frequencies(const WeightFile& fi
   return frequencies;
 }
 
-Result<> ModelWeights::bind(const WeightStore& store, const WeightFile& file, const Ops& ops) {
+Result<> ModelWeights::bind(const WeightStore& store, const WeightFile& file, Ops& ops) {
   const std::vector<float> frequencies = METRALE_TRY(rotary_frequencies(file));
   std::uint64_t bytes = round_up(frequencies.size() * sizeof(float) + 1, kDeviceAlignment);
   for (const VectorWant& want : vectors_)
@@ -238,7 +238,7 @@ Result<> ModelWeights::bind(const WeightStore& store, const WeightFile& file, co
   arena_ = METRALE_TRY(backend_->alloc_arena(bytes));
 
   inverse_frequencies = arena_;
-  METRALE_TRY(backend_->copy_h2d_async(inverse_frequencies, std::as_bytes(std::span(frequencies)), ops.stream()));
+  METRALE_TRY(ops.copy_h2d(inverse_frequencies, std::as_bytes(std::span(frequencies))));
   std::uint64_t at = round_up(frequencies.size() * sizeof(float) + 1, kDeviceAlignment);
   for (const VectorWant& want : vectors_) {
     *want.to = arena_.offset(at);

@@ -67,7 +67,7 @@ class ModelWeights final : public ModelResource {
   std::vector<std::string> names() const;
   /// Finds every tensor in `store`, which was loaded from the same file, widens the vectors and packs the matrices in place.
   /// Returns when done.
-  Result<> bind(const WeightStore& store, const WeightFile& file, const Ops& ops);
+  Result<> bind(const WeightStore& store, const WeightFile& file, Ops& ops);
 
   Matrix embedding, head;  ///< The same when tied.
   DevicePtr final_norm;

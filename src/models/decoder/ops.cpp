@@ -24,11 +24,12 @@ LinearMatrix describe(const Matrix& weight) {
 
 }  // namespace
 
-Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, Precision precision) {
-  Ops ops(backend, stream, precision, METRALE_TRY(launch_plans(backend)));
+Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, const OpsOptions& options) {
+  Ops ops(backend, stream, options, METRALE_TRY(launch_plans(backend)));
+  ops.dependent_launch_ = options.dependent_launch && backend.capabilities().has(Capability::dependent_launch);
   Kernels& k = ops.kernels_;
   struct Wanted {
-    KernelHandle& handle;
+    Kernel& kernel;
     std::string_view module;
     std::string_view function;
     std::uint32_t* tile = nullptr;
@@ -50,10 +51,15 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, Precision prec
       {k.argmax, kDecoderModule, "argmax"},
       {k.score, kDecoderModule, "score"},
   };
+  const auto find = [&](std::string_view module, std::string_view function) -> Result<Kernel> {
+    const OpCache::Kernel found = METRALE_TRY(backend.op_cache().kernel(module, function));
+    return Kernel{found.handle, found.facts != nullptr && found.facts->waits_for_dependency};
+  };
+  if (ops.plans_->has_rotate_attend()) k.rotate_attend = METRALE_TRY(find(kDecoderModule, "rotate_attend"));
   for (const Wanted& w : wanted) {
-    w.handle = METRALE_TRY(backend.op_cache().kernel(w.module, w.function)).handle;
+    w.kernel = METRALE_TRY(find(w.module, w.function));
     if (!w.tile) continue;
-    const Result<std::uint32_t> tile = backend.kernel_n_tile(w.handle);
+    const Result<std::uint32_t> tile = backend.kernel_n_tile(w.kernel.handle);
     if (!tile && tile.error().code() == Errc::not_found && !backend.capabilities().has(Capability::computes)) {
       return Error(Errc::unsupported,
                    fmt::format("the {} backend computes nothing, so no model runs on it; take one that does, such "
@@ -67,12 +73,38 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, Precision prec
 }
 
 template <class... Args>
-Result<> Ops::launch(KernelHandle kernel, const LaunchShape& shape, const Args&... args) const {
+Result<> Ops::launch(const Kernel& kernel, const LaunchShape& shape, const Args&... args) {
   const std::array<KernelArg, sizeof...(Args)> packed{to_arg(args)...};
-  return backend_->launch_typed(kernel, shape.grid, shape.block, shape.shared_bytes, stream_, packed);
+  LaunchAttributes attributes;
+  attributes.cluster = shape.cluster;
+  // Only behind a kernel: a copy or a fill does not let what follows it start early.
+  attributes.dependent_launch = dependent_launch_ && after_kernel_ && kernel.waits;
+  METRALE_TRY(backend_->launch_typed(kernel.handle, shape.grid, shape.block, shape.shared_bytes, stream_, packed, attributes));
+  after_kernel_ = true;
+  return {};
 }
 
-Result<> Ops::repack(Matrix& weight) const {
+Result<> Ops::copy_h2d(DevicePtr to, std::span<const std::byte> from) {
+  after_kernel_ = false;
+  return backend_->copy_h2d_async(to, from, stream_);
+}
+
+Result<> Ops::copy_h2d_retained(DevicePtr to, std::span<const std::byte> from) {
+  after_kernel_ = false;
+  return backend_->copy_h2d_async_retained(to, from, stream_);
+}
+
+Result<> Ops::copy_d2h(std::span<std::byte> to, DevicePtr from) {
+  after_kernel_ = false;
+  return backend_->copy_d2h_async(to, from, stream_);
+}
+
+Result<> Ops::clear(DevicePtr to, std::uint64_t bytes) {
+  after_kernel_ = false;
+  return backend_->memset_async(to, 0, bytes, stream_);
+}
+
+Result<> Ops::repack(Matrix& weight) {
   if (!plans_->can_repack(weight.dtype, weight.k)) return {};
   const RepackParams params{weight.n, weight.k, static_cast<std::uint32_t>(weight.dtype)};
   METRALE_TRY(launch(kernels_.repack, plans_->repack(weight.dtype, weight.n, weight.k), weight.ptr, params));
@@ -80,7 +112,7 @@ Result<> Ops::repack(Matrix& weight) const {
   return {};
 }
 
-Result<> Ops::gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y) const {
+Result<> Ops::gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y) {
   const GatherParams params{.m = m,
                             .n = weight.n,
                             .k = weight.k,
@@ -90,7 +122,7 @@ Result<> Ops::gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, Devic
   return launch(kernels_.gather, plans_->gather(m), ids, weight.ptr, y, params);
 }
 
-Result<LinearParams> Ops::begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm) const {
+Result<LinearParams> Ops::begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm) {
   LinearParams params;
   params.m = rows.m;
   params.k = rows.k;
@@ -109,7 +141,7 @@ Result<LinearParams> Ops::begin(const Rows& rows, DType weights, DevicePtr& x, D
   return params;
 }
 
-Result<> Ops::linear(const Rows& rows, std::span<const Product> products) const {
+Result<> Ops::linear(const Rows& rows, std::span<const Product> products) {
   const int first = plans_->activation_class(products[0].weight->dtype, precision_);
   for (const Product& product : products) {
     if (plans_->activation_class(product.weight->dtype, precision_) == first) continue;
@@ -119,7 +151,7 @@ Result<> Ops::linear(const Rows& rows, std::span<const Product> products) const 
   return linear_same_class(rows, products);
 }
 
-Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> products) const {
+Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> products) {
   DevicePtr x, norm;
   LinearParams params = METRALE_TRY(begin(rows, products[0].weight->dtype, x, norm));
   for (std::size_t i = 0; i < products.size(); ++i) params.w[i] = describe(*products[i].weight);
@@ -137,7 +169,7 @@ Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> produ
                 bias[3], y[0], y[1], y[2], y[3], params);
 }
 
-Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) const {
+Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) {
   if (plans_->activation_class(gate.dtype, precision_) != plans_->activation_class(up.dtype, precision_)) {
     return Error(Errc::unsupported, fmt::format("gate is {} and up is {}: they cannot be multiplied together",
                                                 to_string(gate.dtype), to_string(up.dtype)));
@@ -149,40 +181,46 @@ Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, Dev
   return launch(kernels_.swiglu, plans_->linear("swiglu", params), x, norm, gate.ptr, up.ptr, y, params);
 }
 
-Result<> Ops::widen(DevicePtr from, DevicePtr to, const WidenParams& params) const {
+Result<> Ops::widen(DevicePtr from, DevicePtr to, const WidenParams& params) {
   return launch(kernels_.widen, plans_->widen(std::uint64_t{params.rows} * params.cols), from, to, params);
 }
 
-Result<> Ops::rotary(DevicePtr step, DevicePtr inverse_frequencies, DevicePtr table, const RotaryParams& params) const {
+Result<> Ops::rotary(DevicePtr step, DevicePtr inverse_frequencies, DevicePtr table, const RotaryParams& params) {
   return launch(kernels_.rotary, plans_->rotary(params), step, inverse_frequencies, table, params);
 }
 
-Result<> Ops::rotate_store(const RotateStore& t, const Cache& cache, const RotateStoreParams& params) const {
+Result<> Ops::rotate_store(const RotateStore& t, const Cache& cache, const RotateStoreParams& params) {
   return launch(kernels_.rotate_store, plans_->rotate_store(params), t.q, t.k, t.v, t.q_norm, t.k_norm, t.rotary, cache.step,
                 cache.block_table, cache.keys, cache.values, params);
 }
 
-Result<> Ops::attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params) const {
+Result<> Ops::rotate_attend(const RotateStore& t, const Cache& cache, DevicePtr scratch, DevicePtr out,
+                            const RotateAttendParams& params) {
+  return launch(kernels_.rotate_attend, plans_->rotate_attend(params), t.q, t.k, t.v, t.q_norm, t.k_norm, t.rotary, cache.step,
+                cache.block_table, cache.keys, cache.values, out, scratch, params);
+}
+
+Result<> Ops::attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params) {
   const bool one = params.m == 1;
   const LaunchShape shape = one ? plans_->attend_one(params) : plans_->attend(params, kernels_.attend_tile);
   return launch(one ? kernels_.attend_one : kernels_.attend, shape, q, cache.keys, cache.values, cache.step, cache.block_table, out,
                 params);
 }
 
-Result<> Ops::conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params) const {
+Result<> Ops::conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params) {
   return launch(kernels_.conv, plans_->conv(params, kernels_.conv_tile), x, weight, state, step, params);
 }
 
-Result<> Ops::delta(const Delta& t, const DeltaParams& params) const {
+Result<> Ops::delta(const Delta& t, const DeltaParams& params) {
   return launch(kernels_.delta, plans_->delta(params), t.qkv, t.z, t.a, t.b, t.decay, t.dt_bias, t.norm, t.state, t.step, t.out,
                 params);
 }
 
-Result<> Ops::argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) const {
+Result<> Ops::argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) {
   return launch(kernels_.argmax, plans_->rows(params), logits, ids, params);
 }
 
-Result<> Ops::score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params) const {
+Result<> Ops::score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params) {
   return launch(kernels_.score, plans_->rows(params), logits, targets, scores, params);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ops: the operations of a decoder as launches on one stream. Each method fills in the kernel's arguments, asks the plans for its
-// geometry and enqueues; none allocates or waits, so all may run during a capture. Holds its backend by reference. One thread
-// at a time.
+// geometry and enqueues; none allocates or waits, so all may run during a capture. Copies go through here too: a kernel that follows
+// another of ours may start before that one ends, and what lies between must be known. Nothing else enqueues on the stream between
+// two launches. Holds its backend by reference. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -43,27 +44,40 @@ struct Product {
   DevicePtr y;
 };
 
+struct OpsOptions {
+  Precision precision = Precision::fast;
+  /// Launch kernels that wait for their predecessor themselves so that they may start before it ends, where the backend can.
+  bool dependent_launch = true;
+};
+
 class Ops {
  public:
   /// Finds every kernel. `prepared` is room for `LaunchPlans::prepared_bytes` of the most rows and columns, and may be set later.
   /// Errors: not_found (a kernel is missing), and those of `launch_plans`.
-  static Result<Ops> create(GpuBackend& backend, StreamHandle stream, Precision precision);
+  static Result<Ops> create(GpuBackend& backend, StreamHandle stream, const OpsOptions& options);
 
   const LaunchPlans& plans() const noexcept { return *plans_; }
   Precision precision() const noexcept { return precision_; }
   StreamHandle stream() const noexcept { return stream_; }
   void set_prepared(DevicePtr prepared) noexcept { prepared_ = prepared; }
 
-  Result<> repack(Matrix& weight) const;
-  Result<> gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y) const;
+  // ---- copies and fills; as the backend's calls of like names ----
+  Result<> copy_h2d(DevicePtr to, std::span<const std::byte> from);
+  Result<> copy_h2d_retained(DevicePtr to, std::span<const std::byte> from);
+  Result<> copy_d2h(std::span<std::byte> to, DevicePtr from);
+  Result<> clear(DevicePtr to, std::uint64_t bytes);
+
+  // ---- kernels ----
+  Result<> repack(Matrix& weight);
+  Result<> gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y);
   /// Up to kMaxLinearMatrices products of the same rows, in as few launches as their types allow. Only a single one may
   /// have a residual.
-  Result<> linear(const Rows& rows, std::span<const Product> products) const;
+  Result<> linear(const Rows& rows, std::span<const Product> products);
   /// y = silu(rows · gateᵀ) * (rows · upᵀ). Errors: unsupported (types that cannot share prepared rows).
-  Result<> swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) const;
+  Result<> swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y);
 
-  Result<> widen(DevicePtr from, DevicePtr to, const WidenParams& params) const;
-  Result<> rotary(DevicePtr step, DevicePtr inverse_frequencies, DevicePtr table, const RotaryParams& params) const;
+  Result<> widen(DevicePtr from, DevicePtr to, const WidenParams& params);
+  Result<> rotary(DevicePtr step, DevicePtr inverse_frequencies, DevicePtr table, const RotaryParams& params);
 
   struct Cache {
     DevicePtr keys;
@@ -79,11 +93,16 @@ class Ops {
     DevicePtr k_norm;
     DevicePtr rotary;
   };
-  Result<> rotate_store(const RotateStore& tensors, const Cache& cache, const RotateStoreParams& params) const;
+  Result<> rotate_store(const RotateStore& tensors, const Cache& cache, const RotateStoreParams& params);
+  /// Whether `rotate_attend` is there, for steps of one token.
+  bool has_rotate_attend() const noexcept { return static_cast<bool>(kernels_.rotate_attend.handle); }
+  /// `rotate_store` and `attend` in one. `scratch` was cleared once and serves one launch at a time.
+  Result<> rotate_attend(const RotateStore& tensors, const Cache& cache, DevicePtr scratch, DevicePtr out,
+                         const RotateAttendParams& params);
   /// By `attend_one` when m is 1.
-  Result<> attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params) const;
+  Result<> attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params);
 
-  Result<> conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params) const;
+  Result<> conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params);
   struct Delta {
     DevicePtr qkv;
     DevicePtr z;
@@ -96,29 +115,36 @@ class Ops {
     DevicePtr step;
     DevicePtr out;
   };
-  Result<> delta(const Delta& tensors, const DeltaParams& params) const;
-  Result<> argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) const;
-  Result<> score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params) const;
+  Result<> delta(const Delta& tensors, const DeltaParams& params);
+  Result<> argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params);
+  Result<> score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params);
 
  private:
-  Ops(GpuBackend& backend, StreamHandle stream, Precision precision, std::unique_ptr<LaunchPlans> plans)
-      : backend_(&backend), stream_(stream), precision_(precision), plans_(std::move(plans)) {}
+  struct Kernel {
+    KernelHandle handle;
+    bool waits = false;  ///< For its predecessor, by itself.
+  };
+
+  Ops(GpuBackend& backend, StreamHandle stream, const OpsOptions& options, std::unique_ptr<LaunchPlans> plans)
+      : backend_(&backend), stream_(stream), precision_(options.precision), plans_(std::move(plans)) {}
 
   template <class... Args>
-  Result<> launch(KernelHandle kernel, const LaunchShape& shape, const Args&... args) const;
+  Result<> launch(const Kernel& kernel, const LaunchShape& shape, const Args&... args);
   /// The rows as the next launch reads them: prepared when there are many.
-  Result<LinearParams> begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm) const;
-  Result<> linear_same_class(const Rows& rows, std::span<const Product> products) const;
+  Result<LinearParams> begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm);
+  Result<> linear_same_class(const Rows& rows, std::span<const Product> products);
 
   GpuBackend* backend_;
   StreamHandle stream_;
   Precision precision_;
   std::unique_ptr<LaunchPlans> plans_;
   DevicePtr prepared_;
+  bool dependent_launch_ = false;
+  bool after_kernel_ = false;  // the last thing on the stream was a launch from here
 
   struct Kernels {
-    KernelHandle repack, gather, prepare, linear, linear4, swiglu;
-    KernelHandle widen, rotary, rotate_store, attend, attend_one, conv, delta, argmax, score;
+    Kernel repack, gather, prepare, linear, linear4, swiglu;
+    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score;
     std::uint32_t attend_tile = 0;
     std::uint32_t conv_tile = 0;
   } kernels_;

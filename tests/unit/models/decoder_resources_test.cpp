@@ -94,7 +94,7 @@ TEST_F(DecoderResources, RegionsRefuseAnotherBackend) {
 
 class WidenedWeights : public DecoderResources {
  protected:
-  std::unique_ptr<models::ModelWeights> bind(GpuBackend& backend, const models::Ops& ops) {
+  std::unique_ptr<models::ModelWeights> bind(GpuBackend& backend, models::Ops& ops) {
     auto weights = ok(models::ModelWeights::create(backend, config_, *file_, ops.plans()));
     const std::vector<std::string> names = weights->names();
     store_ = ok(WeightStore::load(backend, *file_, names));
@@ -109,7 +109,7 @@ class WidenedWeights : public DecoderResources {
 
 TEST_F(WidenedWeights, ADestructorThatCannotReleaseSaysSo) {
   const Stream stream = ok(Stream::create(*backend_));
-  const auto ops = ok(models::Ops::create(*backend_, stream.handle(), Precision::fast));
+  auto ops = ok(models::Ops::create(*backend_, stream.handle(), {}));
   auto weights = bind(*backend_, ops);
   mock_.fail_nth(Op::free_arena, 1);
   weights.reset();
@@ -119,7 +119,7 @@ TEST_F(WidenedWeights, ADestructorThatCannotReleaseSaysSo) {
 
 TEST_F(WidenedWeights, AnotherBackendIsRefused) {
   const Stream stream = ok(Stream::create(*backend_));
-  const auto ops = ok(models::Ops::create(*backend_, stream.handle(), Precision::fast));
+  auto ops = ok(models::Ops::create(*backend_, stream.handle(), {}));
   const auto weights = bind(*backend_, ops);
   const std::uint64_t before = held(*backend_);
   expect_error(weights->release(*other_), Errc::invalid_argument, {"widened weights", "another backend"});
