@@ -7,11 +7,11 @@
 
 #include <cuda.h>
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -57,6 +57,8 @@ class Modules final : public KernelRegistry {
   Result<> load(std::span<const ModuleImage> images, bool warm);
   /// Drops every module: kernels found before are gone. The next look-up loads them again.
   Result<> unload() noexcept;
+  /// Drops the bookkeeping and calls no driver: for a forked child.
+  void forget() noexcept;
 
   bool has_module(std::string_view module) const noexcept;
   /// Errors: not_found, and those of the driver where it has to load.
@@ -84,8 +86,8 @@ class Modules final : public KernelRegistry {
   Result<> read_signature(Kernel& kernel);
   Result<> read_published(const std::string& module, CUmodule handle, std::span<Kernel* const> kernels);
   Result<> load_code(Kernel& kernel);
-  void drop_all() noexcept;
-  Result<> first_unload_error() noexcept;
+  /// Unloads what is loaded, and gives the first failure.
+  Result<> drop_all() noexcept;
   /// Loads again what `unload` dropped. Called with no lock held.
   Result<> ensure_loaded();
   Error missing(std::string_view module, std::string_view function) const;
@@ -104,6 +106,7 @@ class Modules final : public KernelRegistry {
   bool is_loaded_ = false;
   std::map<std::string, Loaded, std::less<>> loaded_;
   std::map<Key, std::unique_ptr<Kernel>> kernels_;
+  std::mutex code_mutex_;  // one lazy load at a time
   std::atomic<std::uint64_t> num_lazy_loads_{0};
 };
 
