@@ -166,3 +166,24 @@ std::span<const metrale::cuda::ModuleImage> @arg_FUNCTION@() {
   target_sources(${target} PRIVATE ${source})
   set_source_files_properties(${source} PROPERTIES OBJECT_DEPENDS "${files}")
 endfunction()
+
+# ---- programs for a machine with a device ----
+# metrale_gpu_program(target): one of the programs that scripts/gpu_check.sh runs.
+function(metrale_gpu_program target)
+  set_property(GLOBAL APPEND PROPERTY METRALE_GPU_PROGRAMS ${target})
+endfunction()
+
+# The target gpu_programs: builds them and lays them together in <build>/gpu. Called once all programs are known.
+function(metrale_collect_gpu_programs)
+  get_property(programs GLOBAL PROPERTY METRALE_GPU_PROGRAMS)
+  set(folder ${PROJECT_BINARY_DIR}/gpu)
+  set(copies "")
+  foreach(program IN LISTS programs)
+    list(APPEND copies COMMAND ${CMAKE_COMMAND} -E copy_if_different $<TARGET_FILE:${program}> ${folder}/)
+  endforeach()
+  add_custom_target(gpu_programs COMMAND ${CMAKE_COMMAND} -E make_directory ${folder} ${copies}
+    COMMENT "Collecting the programs for a machine with a device" VERBATIM)
+  if(programs)
+    add_dependencies(gpu_programs ${programs})
+  endif()
+endfunction()
