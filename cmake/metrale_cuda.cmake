@@ -5,7 +5,7 @@
 #   METRALE_CUDA_KERNELS   its kernels; needs nvcc
 #   METRALE_CUDA_TARGETS   what the kernels are compiled for, see kernels/cuda/README.md
 set(METRALE_CUDA_MINIMUM 13000)  # as cuda.h counts: the first with the second form of cuMemcpyBatchAsync
-set(metrale_cuda_roots ${CUDAToolkit_ROOT} $ENV{CUDAToolkit_ROOT} $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda /opt/cuda)
+set(metrale_cuda_roots ${CUDAToolkit_ROOT} $ENV{CUDAToolkit_ROOT} $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda)
 find_path(METRALE_CUDA_INCLUDE_DIR cuda.h HINTS ${metrale_cuda_roots} PATH_SUFFIXES include targets/x86_64-linux/include
   DOC "Folder of cuda.h")
 find_program(METRALE_NVCC nvcc HINTS ${metrale_cuda_roots} PATH_SUFFIXES bin DOC "The CUDA compiler")
@@ -71,8 +71,8 @@ else()
 endif()
 
 # metrale_cuda_image(variable name COMMON source OVERLAYS target=source … INCLUDES folders…): the rules that make the fat binary of
-# module `name`; its path goes into `variable`, or nothing where no source serves a target of this build. `cuda_module_<name>` builds
-# it alone.
+# module `name`; its path goes into `variable`, or nothing where no source serves a target of this build. The target
+# cuda_module_<name> builds it alone.
 function(metrale_cuda_image variable name)
   cmake_parse_arguments(arg "" "COMMON" "OVERLAYS;INCLUDES" ${ARGN})
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/cuda)

@@ -20,7 +20,7 @@ struct ImageCode {
   bool variant_known = true;  ///< A bare cubin does not say.
 };
 
-/// The codes of a fat binary, a cubin or PTX text; nullopt for what is none of them or is cut short, which is for the driver to judge.
+/// The codes of a fat binary, a cubin or PTX text; nullopt for what is none of them or is cut short: the driver judges it.
 std::optional<std::vector<ImageCode>> codes_of(std::span<const std::byte> image);
 
 /// Whether a device of compute capability `major`.`minor` can run it.
