@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The rules of the CUDA kernel trees, checked whenever the build is configured, compiler or not. Also runs alone:
 #   cmake -D folder= -D modules= -D overlays= -P metrale_cuda_trees.cmake
+cmake_policy(VERSION 3.25)
 
 # metrale_check_cuda_trees(folder modules overlays): `folder` has common/ and a folder for each target with overlays.
 #  - every module listed has a source, every source in a tree is listed, each name once

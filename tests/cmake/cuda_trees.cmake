@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# The rules of the CUDA kernel trees: what breaks one stops the configuration and says which.
+set(failures 0)
+
+# check(expected modules overlays): runs the rules over the tree in ${work}. `expected`: "ok", or what the refusal must say.
+function(check name expected modules overlays)
+  execute_process(COMMAND ${CMAKE_COMMAND} -D folder=${work} -D "modules=${modules}" -D "overlays=${overlays}"
+      -P ${root}/cmake/metrale_cuda_trees.cmake
+    RESULT_VARIABLE status OUTPUT_VARIABLE said ERROR_VARIABLE said)
+  string(REGEX REPLACE "[ \n]+" " " said "${said}")
+  string(FIND "${said}" "${expected}" at)
+  if(expected STREQUAL "ok")
+    if(NOT status EQUAL 0)
+      message(SEND_ERROR "${name}: refused: ${said}")
+    endif()
+  elseif(status EQUAL 0)
+    message(SEND_ERROR "${name}: accepted")
+  elseif(at EQUAL -1)
+    message(SEND_ERROR "${name}: refused without '${expected}': ${said}")
+  endif()
+endfunction()
+
+# tree(path=contents …): a fresh tree.
+function(tree)
+  file(REMOVE_RECURSE ${work})
+  foreach(file IN LISTS ARGN)
+    string(REGEX MATCH "^([^=]+)=(.*)$" file "${file}")
+    file(WRITE ${work}/${CMAKE_MATCH_1} "${CMAKE_MATCH_2}\n")
+  endforeach()
+endfunction()
+
+tree()
+check("an empty tree" ok "" "")
+tree(common/a.cu=1 common/b.cu=2 sm_90a/a.cu=3 sm_90a/c.cu=4 "sm_90a/shadows.txt=# why\n\na   tensor cores of another shape")
+check("a declared overlay" ok "a;b;c" "sm_90a/a;sm_90a/c")
+check("a source in no list" "b.cu is in no list" "a;c" "sm_90a/a;sm_90a/c")
+check("an overlay in no list" "c.cu is in no list" "a;b" "sm_90a/a")
+check("a missing module" "common/d.cu is not there" "a;b;c;d" "sm_90a/a;sm_90a/c")
+check("a missing overlay" "sm_90a/b.cu is not there" "a;b;c" "sm_90a/a;sm_90a/b;sm_90a/c")
+check("an overlay of no module" "belongs to no module" "a;b" "sm_90a/a;sm_90a/c")
+check("a module listed twice" "listed twice" "a;a;b;c" "sm_90a/a;sm_90a/c")
+tree(common/a.cu=1 sm_90a/a.cu=2)
+check("an undeclared overlay" "sm_90a/a replaces common/a.cu" "a" "sm_90a/a")
+tree(common/a.cu=1 common/b.cu=2 sm_90a/a.cu=3 "sm_90a/shadows.txt=a reason\nb reason")
+check("a declaration of no overlay" "declares b" "a;b" "sm_90a/a")
+tree(sm_90a/a.cu=1 "sm_90a/shadows.txt=a reason")
+check("a declaration that replaces nothing" "declares a" "a" "sm_90a/a")
+tree(common/a.cu=1 sm_90a/a.cu=2 sm_90a/shadows.txt=a)
+check("a declaration without a reason" "has no reason" "a" "sm_90a/a")
+tree(common/a.cu=1 common/b.cu=1)
+check("two sources of the same bytes" "are the same bytes" "a;b" "")
+file(REMOVE_RECURSE ${work})
