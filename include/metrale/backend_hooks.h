@@ -146,6 +146,8 @@ class BackendHooks {
   virtual Result<> do_destroy_stream(NativeStream stream);
   /// Takes a driver's stream that this backend does not own. Capability::foreign_streams.
   virtual Result<NativeStream> do_wrap_stream(std::uint64_t native);
+  /// A handle of `do_wrap_stream` was given back; the stream's owner may destroy it from then on.
+  virtual void do_unwrap_stream(NativeStream) noexcept {}
   virtual Result<> do_synchronize(NativeStream stream);
   /// Waits at most `timeout`; `timeout` error when work remains.
   virtual Result<> do_synchronize_for(NativeStream stream, std::chrono::nanoseconds timeout);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "metrale/backend.h"
+#include "metrale/backends/cuda_module.h"
 #include "metrale/backends/host_kernel.h"
 #include "metrale/result.h"
 
@@ -26,11 +27,15 @@ struct BackendOptions {
   std::uint32_t host_threads = 0;
   /// Kernel tables of the host backend; they outlive it.
   std::vector<std::span<const host::HostKernel>> host_kernels;
+  /// Kernel modules of the CUDA backend; their bytes outlive it.
+  std::vector<cuda::ModuleImage> cuda_modules;
+  /// Device of the CUDA backend; none: METRALE_CUDA_DEVICE, else the first.
+  std::optional<int> cuda_device;
 };
 
 /// One row of the table.
 struct BackendInfo {
-  std::string_view name;         ///< "host", "mock".
+  std::string_view name;         ///< "cuda", "host", "mock".
   std::string_view description;  ///< One line.
   bool computes = false;         ///< Whether kernels run; only such a backend is chosen by "auto".
   /// Why this machine cannot run it, one line; nullopt when it can.

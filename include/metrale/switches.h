@@ -25,6 +25,7 @@ struct Switches {
   bool ssm_tail_ckpt = false;                      ///< METRALE_SSM_TAIL_CKPT=1: end a prefill chunk at the last block boundary.
   std::string host_isa;                            ///< METRALE_HOST_ISA=generic|avx2|avx512|amx: cap on host instructions.
   std::uint32_t host_threads = 0;                  ///< METRALE_HOST_THREADS: threads of the host backend; 0: one a core.
+  std::uint32_t cuda_device = 0;                   ///< METRALE_CUDA_DEVICE: the device that "cuda" means, as the driver counts.
   std::string kernel_path;  ///< METRALE_KERNEL_PATH: folder of CUDA modules that replace or add to those built in.
 };
 

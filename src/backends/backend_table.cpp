@@ -8,6 +8,10 @@
 #include "metrale/backends.h"
 #include "metrale/backends/host.h"
 #include "metrale/backends/mock.h"
+#ifdef METRALE_WITH_CUDA
+#include "metrale/backends/cuda.h"
+#include "metrale/switches.h"
+#endif
 
 namespace metrale {
 
@@ -29,7 +33,20 @@ Result<std::unique_ptr<GpuBackend>> create_mock(const BackendOptions& options) {
   return mock::create(std::move(mock));
 }
 
+#ifdef METRALE_WITH_CUDA
+Result<std::unique_ptr<GpuBackend>> create_cuda(const BackendOptions& options) {
+  cuda::Options cuda;
+  cuda.face = options.face;
+  cuda.ordinal = options.cuda_device.value_or(static_cast<int>(switches().cuda_device));
+  cuda.modules = options.cuda_modules;
+  return cuda::create(std::move(cuda));
+}
+#endif
+
 constexpr std::array kTable{
+#ifdef METRALE_WITH_CUDA
+    BackendInfo{"cuda", "an NVIDIA GPU", true, cuda::unavailable, create_cuda},
+#endif
     BackendInfo{"host", "the CPU as a device", true, always_available, create_host},
     BackendInfo{"mock", "records calls and computes nothing, for tests", false, always_available, create_mock},
 };

@@ -49,7 +49,7 @@ Result<StreamHandle> GpuBackend::wrap_stream(std::uint64_t native, Site site) {
     if (native == 0)
       return Error(Errc::invalid_argument, "wrap_stream of stream 0: the legacy stream orders against all others", site);
     const NativeStream wrapped = METRALE_TRY(do_wrap_stream(native));
-    return issue(f, wrapped, true, site, [] {});
+    return issue(f, wrapped, true, site, [&] { do_unwrap_stream(wrapped); });
   });
 }
 
@@ -80,7 +80,9 @@ Result<> GpuBackend::destroy_stream(StreamHandle stream, Site site) {
     const bool foreign = record->is_foreign;
     if (!f.streams.erase(stream.value)) return Error(Errc::invalid_argument, "the stream was destroyed by another thread", site);
     f.capture_words.release(native.value);
-    return foreign ? Result<>() : do_destroy_stream(native);
+    if (!foreign) return do_destroy_stream(native);
+    do_unwrap_stream(native);
+    return {};
   });
 }
 

@@ -17,6 +17,7 @@ namespace {
 // Guard bands beyond this are a slip of the keyboard, and would overflow block sizes.
 constexpr std::uint64_t kMaxRedzoneBytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMaxHostThreads = 4096;
+constexpr std::uint64_t kMaxCudaDevice = 1023;
 
 std::optional<std::uint64_t> decimal(std::string_view text, std::uint64_t max) {
   std::uint64_t value = 0;
@@ -90,6 +91,7 @@ constexpr std::array kRows{
         },
         [](const Switches& s) { return s.host_isa.empty() ? std::string("best available") : s.host_isa; }},
     number<&Switches::host_threads, kMaxHostThreads>("METRALE_HOST_THREADS", "worker threads of the host backend; 0: one a core"),
+    number<&Switches::cuda_device, kMaxCudaDevice>("METRALE_CUDA_DEVICE", "the device of the cuda backend, as the driver counts"),
     Row{"METRALE_KERNEL_PATH", "folder of CUDA modules that replace or add to those built in",
         [](Switches& s, std::string_view text) {
           s.kernel_path = text;

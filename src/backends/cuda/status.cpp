@@ -14,8 +14,7 @@ namespace {
 Errc errc_of(CUresult code) noexcept {
   if (is_sticky(code) || is_gone(code)) return Errc::device_lost;
   switch (code) {
-    case CUDA_ERROR_OUT_OF_MEMORY:
-      return Errc::out_of_memory;
+    case CUDA_ERROR_OUT_OF_MEMORY: return Errc::out_of_memory;
     case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_INVALID_DEVICE:
     case CUDA_ERROR_INVALID_CONTEXT:
@@ -33,24 +32,20 @@ Errc errc_of(CUresult code) noexcept {
     case CUDA_ERROR_STREAM_CAPTURE_MERGE:
     case CUDA_ERROR_STREAM_CAPTURE_UNMATCHED:
     case CUDA_ERROR_STREAM_CAPTURE_UNJOINED:
-    case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
-      return Errc::invalid_argument;
+    case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return Errc::invalid_argument;
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
-    case CUDA_ERROR_CAPTURED_EVENT:
-      return Errc::capture_unsafe;
+    case CUDA_ERROR_CAPTURED_EVENT: return Errc::capture_unsafe;
     case CUDA_ERROR_NOT_FOUND:
-    case CUDA_ERROR_FUNCTION_NOT_LOADED:
-      return Errc::not_found;
+    case CUDA_ERROR_FUNCTION_NOT_LOADED: return Errc::not_found;
     case CUDA_ERROR_INVALID_IMAGE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
     case CUDA_ERROR_INVALID_PTX:
     case CUDA_ERROR_INVALID_SOURCE:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
     case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
-    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
-      return Errc::bad_format;
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED: return Errc::bad_format;
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_NOT_INITIALIZED:
@@ -60,18 +55,13 @@ Errc errc_of(CUresult code) noexcept {
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
-    case CUDA_ERROR_TOO_MANY_PEERS:
-      return Errc::unsupported;
+    case CUDA_ERROR_TOO_MANY_PEERS: return Errc::unsupported;
     case CUDA_ERROR_NOT_READY:
-    case CUDA_ERROR_DEVICE_UNAVAILABLE:
-      return Errc::busy;
-    case CUDA_ERROR_TIMEOUT:
-      return Errc::timeout;
+    case CUDA_ERROR_DEVICE_UNAVAILABLE: return Errc::busy;
+    case CUDA_ERROR_TIMEOUT: return Errc::timeout;
     case CUDA_ERROR_OPERATING_SYSTEM:
-    case CUDA_ERROR_FILE_NOT_FOUND:
-      return Errc::io;
-    default:
-      return Errc::internal;
+    case CUDA_ERROR_FILE_NOT_FOUND: return Errc::io;
+    default: return Errc::internal;
   }
 }
 
@@ -93,10 +83,8 @@ bool is_sticky(CUresult code) noexcept {
     case CUDA_ERROR_LAUNCH_FAILED:
     case CUDA_ERROR_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-    case CUDA_ERROR_EXTERNAL_DEVICE:
-      return true;
-    default:
-      return false;
+    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
+    default: return false;
   }
 }
 

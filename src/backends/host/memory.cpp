@@ -6,11 +6,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
-#include <string>
 #include <thread>
 
 #include "backends/host/host_backend.h"
+#include "core/host_memory.h"
 
 namespace metrale::host {
 
@@ -27,26 +26,6 @@ constexpr std::uint64_t kMappedFrom = 2 * kHugePage;
 // Memory is committed when touched, so for a block that matters the kernel is asked what it has before it is promised.
 constexpr std::uint64_t kAskFrom = 64 << 20;
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
-
-struct MemInfo {
-  std::uint64_t total = 0;
-  std::uint64_t available = 0;
-};
-
-Result<MemInfo> read_meminfo() {
-  std::ifstream file("/proc/meminfo");
-  MemInfo info;
-  std::string key;
-  std::string rest;
-  std::uint64_t kib = 0;
-  while (file >> key >> kib) {
-    if (key == "MemTotal:") info.total = kib << 10;
-    if (key == "MemAvailable:") info.available = kib << 10;
-    std::getline(file, rest);
-  }
-  if (info.total == 0) return Error(Errc::io, "read /proc/meminfo: it has no line MemTotal");
-  return info;
-}
 
 /// Maps `bytes`, a multiple of the huge page, at a multiple of it; null on failure.
 void* map_huge(std::uint64_t bytes) {
@@ -195,7 +174,7 @@ Result<DeviceMemoryInfo> HostBackend::do_memory_info() {
 }
 
 Result<DeviceMemoryInfo> HostBackend::memory_now() {
-  const MemInfo host = METRALE_TRY(guarded("read /proc/meminfo", [] { return read_meminfo(); }));
+  const HostMemory host = METRALE_TRY(guarded("read /proc/meminfo", [] { return read_host_memory(); }));
   DeviceMemoryInfo info{.total = host.total, .device_free = host.available, .integrated = true, .host_available = host.available};
   if (memory_limit_ != 0) {
     std::lock_guard lock(memory_mutex_);

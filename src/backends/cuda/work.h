@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is in flight in one context: its streams, how much was enqueued on each and how much of that is known to be done, and marks
+// behind work. Nothing here waits for the device except `Mark::wait`. Several backends of a device share one, because the driver's
+// cuMemFree waits for all streams of the context, whoever made them. Any thread; the context is current in the caller.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/driver.h"
+#include "backends/cuda/staging.h"
+#include "metrale/result.h"
+
+namespace metrale::cuda {
+
+/// Events without time, made once and used again.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  explicit EventPool(const Driver& driver) : driver_(driver) {}
+
+  Result<CUevent> take();
+  void give(CUevent event) noexcept;
+  /// Destroys what is here; events that come later are dropped, their context is gone.
+  void close() noexcept;
+  const Driver& driver() const noexcept { return driver_; }
+
+ private:
+  const Driver& driver_;
+  std::mutex mutex_;
+  std::vector<CUevent> free_;
+  std::size_t num_made_ = 0;
+  bool is_closed_ = false;
+};
+
+/// A point in the work of one stream. Any thread.
+class Mark {
+ public:
+  Mark(std::shared_ptr<EventPool> events, CUevent event) : events_(std::move(events)), event_(event) {}
+  ~Mark() { events_->give(event_); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  /// Whether the work before it is done. A driver that cannot tell will not tell later: yes.
+  bool is_done() noexcept;
+  /// Waits for that.
+  CUresult wait() noexcept;
+  CUevent event() const noexcept { return event_; }
+
+ private:
+  const std::shared_ptr<EventPool> events_;
+  const CUevent event_;
+  std::atomic<bool> done_{false};
+};
+using MarkPtr = std::shared_ptr<Mark>;  // shared: one mark stands for all that was freed behind the same work
+
+/// One stream. Records are used again and not freed before the context, so that a caller who races a destroy reads a record.
+struct alignas(64) StreamRecord {
+  std::atomic<CUstream> stream{nullptr};
+  std::atomic<std::uint64_t> enqueued{0};                ///< Counted behind each enqueue.
+  std::atomic<std::uint64_t> done{0};                    ///< That many are known to be done.
+  std::atomic<const std::string*> last_kernel{nullptr};  ///< Lives as long as the process.
+
+  /// Something was enqueued.
+  void note() noexcept { enqueued.fetch_add(1, std::memory_order_release); }
+  /// The first `count` are done.
+  void note_done(std::uint64_t count) noexcept {
+    std::uint64_t before = done.load(std::memory_order_relaxed);
+    while (before < count && !done.compare_exchange_weak(before, count, std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+  bool looks_idle() const noexcept { return done.load(std::memory_order_acquire) == enqueued.load(std::memory_order_acquire); }
+
+  // ---- guarded by Work's mutex ----
+  const void* owner = nullptr;  ///< The backend.
+  bool is_foreign = false;      ///< Others enqueue on it, so the counts say nothing.
+  std::uint32_t num_wraps = 0;
+  MarkPtr mark;  ///< Behind the first `mark_at`.
+  std::uint64_t mark_at = 0;
+  std::size_t slot = 0;    ///< Its own in the table; others may still show it.
+  MarkPtr before_capture;  ///< Behind what was enqueued before it was captured last; null: nothing in flight then.
+
+  StagingCursor staging;  ///< Has a mutex of its own, taken before Work's.
+};
+
+class Work {
+ public:
+  explicit Work(const Driver& driver) : driver_(driver), events_(std::make_shared<EventPool>(driver)) {
+    table_.store(&tables_.emplace_back(kTableBits), std::memory_order_release);
+  }
+
+  EventPool& events() noexcept { return *events_; }
+
+  /// Enters a stream; one that is known already counts one more wrap. Never fails to answer.
+  StreamRecord& add(CUstream stream, const void* owner, bool is_foreign);
+  /// Takes a stream out that is about to be destroyed; the end of its work stays known.
+  void remove(CUstream stream);
+  /// A wrapped handle was given back: the last one of a foreign stream takes it out without asking it anything.
+  void unwrap(CUstream stream);
+  /// Forgets all of `owner`, whose work is done.
+  void forget(const void* owner);
+  /// Lock-free. Null: unknown.
+  StreamRecord* find(CUstream stream) const noexcept {
+    const Table& table = *table_.load(std::memory_order_acquire);
+    std::size_t i = slot_of(stream, table);
+    for (std::size_t probed = 0; probed <= table.mask; ++probed, i = (i + 1) & table.mask) {
+      StreamRecord* record = table.slots[i].load(std::memory_order_acquire);
+      if (record == nullptr) return nullptr;
+      if (record->stream.load(std::memory_order_relaxed) == stream) return record;
+    }
+    return nullptr;
+  }
+  /// Counts one more enqueue on `stream`.
+  void note(CUstream stream) const noexcept {
+    if (StreamRecord* record = find(stream)) record->note();
+  }
+
+  /// Whether nothing can be in flight, by the counts alone.
+  bool looks_idle();
+  /// Whether nothing is in flight; asks the driver where the counts do not tell.
+  bool is_idle();
+  /// Marks behind all that is in flight on the streams of `owner`, destroyed ones too; null: on every stream.
+  /// Errors: a stream could not be marked.
+  Result<std::vector<MarkPtr>> marks(const void* owner);
+  /// A mark behind what is on this stream; null: nothing is in flight there.
+  Result<MarkPtr> mark(StreamRecord& record);
+  /// Work of another context that uses what `owner` has.
+  void add_mark(const void* owner, MarkPtr mark);
+  /// Whether a stream takes part in a capture; asks nothing that would break one. Errors: those of the driver.
+  Result<bool> is_captured(CUstream stream) const;
+
+  /// Runs `change`, which may capture `record`, and keeps where its earlier work ends.
+  template <class Fn>
+  auto capturing(StreamRecord& record, Fn&& change) -> decltype(change()) {
+    std::lock_guard lock(mutex_);
+    MarkPtr before;
+    if (METRALE_TRY(is_captured(record.stream.load(std::memory_order_relaxed)))) {
+      before = record.before_capture;
+    } else {
+      before = METRALE_TRY(mark_locked(record));
+    }
+    auto changed = change();
+    record.before_capture = std::move(before);
+    return changed;
+  }
+
+  /// The kernels last launched on streams whose work is not known to be done, for messages.
+  std::string kernels_in_flight();
+
+ private:
+  struct Table {
+    explicit Table(unsigned bits_in) : bits(bits_in), mask((std::size_t{1} << bits_in) - 1), slots(mask + 1) {}
+    unsigned bits;
+    std::size_t mask;
+    std::vector<std::atomic<StreamRecord*>> slots;
+  };
+  struct Orphan {
+    const void* owner;
+    MarkPtr mark;
+  };
+
+  static constexpr unsigned kTableBits = 6;
+
+  static std::size_t slot_of(CUstream stream, const Table& table) noexcept {
+    return (reinterpret_cast<std::uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> (64 - table.bits);
+  }
+  bool is_idle_locked(StreamRecord& record);
+  Result<MarkPtr> mark_locked(StreamRecord& record);
+  static void insert(Table& table, StreamRecord& record);
+  void remove_locked(StreamRecord& record);
+  void drop_done_orphans();
+
+  const Driver& driver_;
+  const std::shared_ptr<EventPool> events_;
+  std::mutex mutex_;
+  std::deque<StreamRecord> records_;
+  std::vector<StreamRecord*> live_;
+  std::vector<StreamRecord*> spare_;
+  std::vector<Orphan> orphans_;  ///< Ends of the work of destroyed streams, and of other contexts.
+  std::atomic<const Table*> table_{nullptr};
+  std::deque<Table> tables_;  ///< The last is in use; readers may still be in those before.
+};
+
+}  // namespace metrale::cuda
