@@ -43,7 +43,6 @@ inline constexpr std::uint32_t kConvSegments = 8;   ///< Most runs of tokens tha
 inline constexpr std::uint32_t kMaxConvKernel = 64;
 inline constexpr std::uint32_t kMaxHeadDim = 256;    ///< Of attention; larger heads are left unwritten.
 inline constexpr std::uint32_t kDeltaBlocks = 4;     ///< Blocks, and parts of value_dim, that share a value head in delta.
-inline constexpr std::uint32_t kDeltaTile = 16;      ///< Tokens that delta stages at once.
 inline constexpr std::uint32_t kHeadSet = 8;         ///< Query heads of one cache head that attend_one takes at once.
 inline constexpr std::uint32_t kKeyTile = 16;        ///< Keys that a warp of attend_one takes at once.
 inline constexpr std::uint32_t kRingBytes = 16384;   ///< Keys and values on their way to one warp of attend_one.
@@ -64,7 +63,7 @@ constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_
 
 /// Shared memory of attend_one and rotate_attend, in floats from its start. `head_dim` as rounded up to 32.
 struct OneLayout {
-  std::uint32_t ring;       ///< [warps, kRingBytes]; later partial sums [warps, kHeadSet, head_dim]
+  std::uint32_t ring;       ///< [warps, kRingBytes]; in the end the sums [kHeadSet, head_dim] of each warp, in its part
   std::uint32_t queries;    ///< [kHeadSet, head_dim] scaled
   std::uint32_t fragments;  ///< queries as tensor-core operands, [head_dim / 32, 2, 32 lanes, 4 words]
   std::uint32_t key;        ///< [head_dim] of the step's own token, as the cache will hold it
@@ -78,7 +77,7 @@ constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_warps) 
   const std::uint32_t width = divide_up(head_dim, 32) * 32;
   OneLayout l{};
   l.ring = 0;
-  l.queries = larger(num_warps * kRingBytes / 4, num_warps * kHeadSet * width);
+  l.queries = num_warps * kRingBytes / 4;
   l.fragments = l.queries + kHeadSet * width;
   l.key = l.fragments + width / 32 * 256;
   l.value = l.key + width;
