@@ -56,8 +56,9 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("eval --model m --text t --window 1", "--window: '1' is no whole number from 2"),
         std::tuple("eval --model m --text t --ids i", "--ids"), std::tuple("kernels --backend nope", "'nope' is none of auto"),
         std::tuple("report --backend nope", "'nope' is none of auto"), std::tuple("report --context -1", "--context: '-1'"),
-        std::tuple("report --model ''", "--model: is empty"), std::tuple("check --backend nope", "'nope' is none of host, mock"),
-        std::tuple("check --json ''", "--json: is empty"), std::tuple("frobnicate", "there is no command 'frobnicate'"),
+        std::tuple("report --model ''", "--model: is empty"), std::tuple("check --backend nope", "'nope' is none of"),
+        std::tuple("check --json ''", "--json: is empty"), std::tuple("bench --suite lunch", "'lunch' is none of launch, alloc"),
+        std::tuple("bench --rounds 0", "--rounds: '0'"), std::tuple("frobnicate", "there is no command 'frobnicate'"),
         std::tuple("info frobnicate", "frobnicate"), std::tuple("", "subcommand is required")));
 
 // ---- the streams ----
@@ -167,6 +168,30 @@ TEST(Metgpu, AWindowBeyondTheContextIsRefusedByName) {
 
 TEST(Metgpu, AMockThatComputesNothingLoadsNoModel) {
   expect_refusal(run_tool("report --backend mock --model " + kModel), 1, {"unsupported", "the mock backend computes nothing"});
+}
+
+TEST(Metgpu, BenchMeasuresTheHostByItself) {
+  const TempFolder folder;
+  const std::string json_path = (folder / "report.json").string();
+  const std::string page_path = (folder / "report.html").string();
+  const ToolRun run = run_tool("bench --backend host --suite launch,copy --json '" + json_path + "' --html '" + page_path + "'");
+  EXPECT_EQ(run.exit, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("launch of 8 arguments, host cost"));
+  const json report = json::parse(read_all(json_path));
+  EXPECT_EQ(report["command"], "metgpu bench --backend host --suite launch,copy");
+  EXPECT_EQ(report["failures"], json::array());
+  EXPECT_THAT(read_all(page_path), HasSubstr("</html>"));
+}
+
+TEST(Metgpu, BenchSaysInOneLineWhyItCannotRun) {
+  const ToolRun run = run_tool("bench --suite launch --json /dev/null", "CUDA_VISIBLE_DEVICES=");
+  expect_refusal(run, 1, {"metgpu: unsupported: "});
+  EXPECT_EQ(run.out, "");
+}
+
+TEST(Metgpu, BenchNamesTheFileItCannotWriteBeforeItMeasures) {
+  expect_refusal(run_tool("bench --backend host --json /nonexistent/report.json"), 1,
+                 {"metgpu: io: /nonexistent/report.json: No such file or directory"});
 }
 
 TEST(Metgpu, ReportHasItsArraysAlsoWhenNothingIsHeld) {

@@ -57,6 +57,7 @@ std::vector<BackendUnderTest>& backends_under_test();
 const BackendUnderTest& under_test();
 
 /// Defined in backends/: one function for each backend that this build has.
+BackendUnderTest cuda_under_test();
 BackendUnderTest host_under_test();
 BackendUnderTest mock_under_test();
 

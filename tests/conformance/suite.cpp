@@ -275,7 +275,11 @@ ChildResult run_case_in_child(std::vector<std::string> variables) {
 const BackendUnderTest& under_test() { return *current().backend; }
 
 std::vector<BackendUnderTest>& backends_under_test() {
-  static std::vector<BackendUnderTest> all{host_under_test(), mock_under_test()};
+  static std::vector<BackendUnderTest> all{
+#if defined(METRALE_WITH_CUDA)
+      cuda_under_test(),
+#endif
+      host_under_test(), mock_under_test()};
   return all;
 }
 

@@ -111,6 +111,7 @@ void CudaBackend::do_shutdown() noexcept {
 
 Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, Options options) {
   try {
+    METRALE_TRY(check(driver, driver.cuInit_(0), "cuInit"));
     listen_to_log(driver);
     auto backend = std::make_unique<CudaBackend>(METRALE_TRY(Context::of_device(driver, options.ordinal)), options.face);
     METRALE_TRY(backend->start(options));

@@ -16,6 +16,7 @@
 #include "backends/cuda/context.h"
 #include "backends/cuda/driver.h"
 #include "backends/cuda/host_call.h"
+#include "backends/cuda/joins.h"
 #include "backends/cuda/module.h"
 #include "backends/cuda/pinned_pool.h"
 #include "metrale/backend.h"
@@ -39,6 +40,7 @@ class BoundModules final : public KernelRegistry {
  public:
   BoundModules(Context& context, Modules& modules) noexcept : context_(context), modules_(modules) {}
   Result<std::vector<Entry>> entries() const override;
+  LoadReport load_report() const override { return modules_.load_report(); }
   Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name, std::source_location site) override;
 
  private:
@@ -194,6 +196,8 @@ class CudaBackend final : public GpuBackend {
 
   /// Lets this device reach the memory of another, where it can.
   Result<> reach(Context& peer);
+  /// The capture that a stream takes part in; 0: none, or one that was broken.
+  Result<std::uint64_t> capture_of(NativeStream stream);
   void leave_capture() noexcept;
   /// Gives the graph that `stream` is captured into something to own; `destroy` is called on a driver's thread with `object`.
   Result<> give_to_capture(NativeStream stream, void* object, CUhostFn destroy);
@@ -211,6 +215,7 @@ class CudaBackend final : public GpuBackend {
   int greatest_priority_ = 0;
 
   std::atomic<std::uint32_t> num_captures_{0};  ///< Open, begun here.
+  Joins joins_;
 
   std::mutex partings_mutex_;
   std::vector<Parting> partings_;

@@ -22,7 +22,10 @@ Result<> CudaBackend::do_destroy_event(NativeEvent event) {
 
 Result<> CudaBackend::do_record_event(NativeEvent event, NativeStream stream) {
   METRALE_TRY(context_->make_current());
-  return enqueued(stream, driver_.cuEventRecord_(event_of(event), stream_of(stream)), "cuEventRecord");
+  METRALE_TRY(enqueued(stream, driver_.cuEventRecord_(event_of(event), stream_of(stream)), "cuEventRecord"));
+  if (num_captures_.load(std::memory_order_acquire) != 0) [[unlikely]]
+    joins_.recorded(event_of(event), stream_of(stream), METRALE_TRY(capture_of(stream)));
+  return {};
 }
 
 Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent event) {
@@ -34,7 +37,14 @@ Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent even
   StreamRecord* record = work().find(stream_of(stream));
   // An event recorded in a capture takes the stream into it.
   if (record != nullptr && num_captures_.load(std::memory_order_acquire) != 0) [[unlikely]]
-    return work().capturing(*record, wait);
+    return noted(work().capturing(*record, [&]() -> Result<> {
+      const std::uint64_t before = METRALE_TRY(capture_of(stream));
+      METRALE_TRY(wait());
+      if (const std::uint64_t id = METRALE_TRY(capture_of(stream)); id != 0) {
+        joins_.waited(event_of(event), stream_of(stream), id, before != id);
+      }
+      return {};
+    }));
   return wait();
 }
 

@@ -10,6 +10,8 @@ namespace metrale::cuda {
 
 namespace {
 
+constexpr std::string_view kHowToJoin = "let the stream wait for an event recorded last on each stream that joined";
+
 /// A captured graph, destroyed at the end of the scope.
 class Template {
  public:
@@ -109,6 +111,14 @@ Result<> CudaBackend::do_begin_capture(NativeStream stream) {
   return {};
 }
 
+Result<std::uint64_t> CudaBackend::capture_of(NativeStream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  METRALE_TRY(check(driver_.cuStreamGetCaptureInfo_(stream_of(stream), &status, &id, nullptr, nullptr, nullptr, nullptr),
+                    "cuStreamGetCaptureInfo"));
+  return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
+}
+
 void CudaBackend::leave_capture() noexcept {
   num_captures_.fetch_sub(1, std::memory_order_release);
   // Of another thread's capture only that thread keeps count.
@@ -118,6 +128,8 @@ void CudaBackend::leave_capture() noexcept {
 Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   leave_capture();
+  // Where the driver cannot tell, it alone looks for streams that were not joined.
+  const std::size_t num_unjoined = joins_.end(capture_of(stream).value_or(0));
   CUgraph graph = nullptr;
   const CUresult ended = driver_.cuStreamEndCapture_(stream_of(stream), &graph);
   const Template destroyed(driver_, graph);
@@ -129,10 +141,12 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
         driver_.cuStreamEndCapture_(stream_of(stream), &left) == CUDA_SUCCESS) {
       const Template discarded(driver_, left);
     }
-    if (ended == CUDA_ERROR_STREAM_CAPTURE_UNJOINED) {
-      error = std::move(error).with_note("let the stream wait for an event recorded last on each stream that joined");
-    }
+    if (ended == CUDA_ERROR_STREAM_CAPTURE_UNJOINED) error = std::move(error).with_note(std::string(kHowToJoin));
     return error;
+  }
+  if (num_unjoined != 0) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("end_capture: {} of the streams that joined were not joined back; {}", num_unjoined, kHowToJoin));
   }
   auto made = std::make_unique<GraphRecord>();
   AddressScan scan(driver_);
@@ -145,6 +159,7 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
 Result<> CudaBackend::do_abort_capture(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   leave_capture();
+  joins_.end(capture_of(stream).value_or(0));
   for (int round = 0;; ++round) {
     CUgraph graph = nullptr;
     const CUresult code = driver_.cuStreamEndCapture_(stream_of(stream), &graph);
