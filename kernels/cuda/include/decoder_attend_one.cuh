@@ -36,21 +36,21 @@ __device__ __forceinline__ void gather_heads(const OneCall& c, const RotateStore
                                              const OneLayout& l, float factor, float* shared) {
   const u32 width = l.value - l.key;
   const Rotation rotation{c.rotary, p.pairs, p.interleaved};
-  const u32 tasks = kHeadSet + (share.has_last_tile() ? 2 : 0);
+  const u32 tasks = share.heads + (share.has_last_tile() ? 2 : 0);
+  for (u32 i = threadIdx.x; i < (kHeadSet - share.heads) * width; i += blockDim.x) shared[l.queries + share.heads * width + i] = 0;
   for (u32 task = warp_id(); task < tasks; task += blockDim.x / kWarp) {
-    if (task < kHeadSet) {
+    if (task < share.heads) {
       float* to = shared + l.queries + task * width;
       const float* q = c.q + static_cast<u64>(share.first_head + task) * p.q_head_stride;
-      const bool real = task < share.heads;
-      if constexpr (fused) {
-        if (real) norm_and_rotate([&](u32 d) { return q[d]; }, c.q_norm, rotation, p.head_dim, p.norm_eps, to);
-        for (u32 d = lane_id(); d < width; d += kWarp) to[d] = real && d < p.head_dim ? to[d] * factor : 0.0F;
-      } else {
-        for (u32 d = lane_id(); d < width; d += kWarp) to[d] = real && d < p.head_dim ? q[d] * factor : 0.0F;
+      if constexpr (fused) norm_and_rotate([&](u32 d) { return q[d]; }, c.q_norm, rotation, p.head_dim, p.norm_eps, to);
+      for (u32 d = lane_id(); d < width; d += kWarp) {
+        float x = 0;
+        if (d < p.head_dim) x = fused ? to[d] : q[d];
+        to[d] = x * factor;
       }
       continue;
     }
-    const bool is_key = task == kHeadSet;
+    const bool is_key = task == share.heads;
     float* to = shared + (is_key ? l.key : l.value);
     void* cache = is_key ? c.key_cache : c.value_cache;
     const u64 offset = CacheRows::create(p.cache, c.block_table, share.kv_head).offset(share.position);
@@ -101,7 +101,8 @@ __device__ __forceinline__ void join_and_write(const OneCall& c, const RotateSto
     for (u32 w = 0; w < warps; ++w) top = fmaxf(top, shared[l.warps + (w * kHeadSet + head) * 2]);
     float sum = 0;
     for (u32 w = 0; w < warps; ++w) {
-      sum += shared[l.ring + w * (kRingBytes / 4) + head * width + d] * expf(shared[l.warps + (w * kHeadSet + head) * 2] - top);
+      sum += shared[l.ring + w * (ring_bytes(p.head_dim) / 4) + head * width + d] *
+             expf(shared[l.warps + (w * kHeadSet + head) * 2] - top);
     }
     const u32 rank = e / slice;
     store_at(shared + l.inbox + share.rank * width + (e - rank * slice), rank, sum);

@@ -24,7 +24,7 @@ class FastKeys {
         shared_(shared),
         layout_(layout),
         whole_tiles_(cache.block_tokens % kKeyTile == 0),
-        ring_(reinterpret_cast<uint4*>(shared + layout.ring + warp_id() * (kRingBytes / 4)) + lane_id()) {}
+        ring_(reinterpret_cast<uint4*>(shared + layout.ring + warp_id() * (ring_bytes(head_dim) / 4)) + lane_id()) {}
 
   /// Sets copies going. Of rows before the step's own, which are there already.
   __device__ void start() {
@@ -89,7 +89,7 @@ class FastKeys {
 
  private:
   static constexpr int kPieces = head_dim / 16;  // of keys in a tile, for each lane, and as many of values
-  static constexpr int kStages = static_cast<int>(kRingBytes) / (2 * kPieces * 512);
+  static constexpr int kStages = static_cast<int>(ring_bytes(head_dim)) / (2 * kPieces * 512);
 
   __device__ uint4* key_piece(int stage, int i) const { return ring_ + (stage * 2 * kPieces + i) * 32; }
   __device__ uint4* value_piece(int stage, int i) const { return ring_ + ((stage * 2 + 1) * kPieces + i) * 32; }
@@ -239,7 +239,7 @@ class FastKeys {
     __syncwarp();
     const u32 g = lane_id() / 4;
     const u32 t = lane_id() % 4;
-    float* mine = shared_ + layout_.ring + warp_id() * (kRingBytes / 4);
+    float* mine = shared_ + layout_.ring + warp_id() * (ring_bytes(head_dim) / 4);
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
       if (2 * t + h >= share_.heads) continue;

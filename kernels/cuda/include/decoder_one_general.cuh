@@ -127,7 +127,7 @@ struct GeneralKeys {
     }
 #pragma unroll
     for (u32 w = kHeads; w < keys * kHeads; w *= 2) total += __shfl_xor_sync(kAllLanes, total, w);
-    float* mine = shared + layout.ring + warp_id() * (kRingBytes / 4);
+    float* mine = shared + layout.ring + warp_id() * (ring_bytes(head_dim) / 4);
 #pragma unroll
     for (u32 h = 0; h < kHeads; ++h) {
 #pragma unroll

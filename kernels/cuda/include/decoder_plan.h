@@ -45,7 +45,6 @@ inline constexpr std::uint32_t kMaxHeadDim = 256;    ///< Of attention; larger h
 inline constexpr std::uint32_t kDeltaBlocks = 4;     ///< Blocks, and parts of value_dim, that share a value head in delta.
 inline constexpr std::uint32_t kHeadSet = 8;         ///< Query heads of one cache head that attend_one takes at once.
 inline constexpr std::uint32_t kKeyTile = 16;        ///< Keys that a warp of attend_one takes at once.
-inline constexpr std::uint32_t kRingBytes = 16384;   ///< Keys and values on their way to one warp of attend_one.
 inline constexpr std::uint32_t kMostClusters = 16;   ///< That share a cache head in rotate_attend.
 inline constexpr std::uint32_t kClusterKeys = 2048;  ///< Keys for which another cluster joins in.
 
@@ -61,9 +60,12 @@ constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_
   return divide_up(num_heads / num_kv_heads, kHeadSet);
 }
 
+/// Keys and values on their way to one warp of attend_one: one key tile of the largest head size, or more of smaller ones.
+constexpr std::uint32_t ring_bytes(std::uint32_t head_dim) noexcept { return head_dim > 128 ? 16384 : 8192; }
+
 /// Shared memory of attend_one and rotate_attend, in floats from its start. `head_dim` as rounded up to 32.
 struct OneLayout {
-  std::uint32_t ring;       ///< [warps, kRingBytes]; in the end the sums [kHeadSet, head_dim] of each warp, in its part
+  std::uint32_t ring;       ///< [warps, ring_bytes]; in the end the sums [kHeadSet, head_dim] of each warp, in its part
   std::uint32_t queries;    ///< [kHeadSet, head_dim] scaled
   std::uint32_t fragments;  ///< queries as tensor-core operands, [head_dim / 32, 2, 32 lanes, 4 words]
   std::uint32_t key;        ///< [head_dim] of the step's own token, as the cache will hold it
@@ -77,7 +79,7 @@ constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_warps) 
   const std::uint32_t width = divide_up(head_dim, 32) * 32;
   OneLayout l{};
   l.ring = 0;
-  l.queries = num_warps * kRingBytes / 4;
+  l.queries = num_warps * ring_bytes(head_dim) / 4;
   l.fragments = l.queries + kHeadSet * width;
   l.key = l.fragments + width / 32 * 256;
   l.value = l.key + width;
