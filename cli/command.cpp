@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "metrale/backends.h"
+#include "metrale/backends/cuda_kernels.h"
 #include "metrale/backends/host_kernels.h"
 #include "metrale/byte_source.h"
 
@@ -111,9 +112,10 @@ Result<std::string> read_standard_input() {
   }
 }
 
-Result<std::unique_ptr<GpuBackend>> open_backend(const std::string& name) {
-  BackendOptions options;
-  options.host_kernels = host::kernel_tables();
+Result<std::unique_ptr<GpuBackend>> open_backend(const std::string& name, BackendOptions options) {
+  for (const auto& table : host::kernel_tables()) options.host_kernels.push_back(table);
+  const auto modules = cuda::kernel_modules();
+  options.cuda_modules.insert(options.cuda_modules.begin(), modules.begin(), modules.end());
   return create_backend(name, options);
 }
 

@@ -17,6 +17,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "metrale/backend.h"
+#include "metrale/backends.h"
 #include "metrale/models/decoder.h"
 #include "metrale/result.h"
 
@@ -31,6 +32,7 @@ enum class ExitCode : int {
 /// Each adds its command to `app` and sets `exit` when it ran.
 void add_info_command(CLI::App& app, ExitCode& exit);
 void add_check_command(CLI::App& app, ExitCode& exit);
+void add_bench_command(CLI::App& app, ExitCode& exit);
 void add_generate_command(CLI::App& app, ExitCode& exit);
 void add_eval_command(CLI::App& app, ExitCode& exit);
 void add_kernels_command(CLI::App& app, ExitCode& exit);
@@ -74,8 +76,8 @@ Result<std::string> read_text_file(const std::string& path);
 /// Errors: io (closed, a folder), invalid_argument (more than kMaxTextBytes: the rest is not read).
 Result<std::string> read_standard_input();
 
-/// Makes the backend a command asked for, with the kernels of this build.
-Result<std::unique_ptr<GpuBackend>> open_backend(const std::string& name);
+/// Makes the backend a command asked for, with the kernels of this build beside those of `options`.
+Result<std::unique_ptr<GpuBackend>> open_backend(const std::string& name, BackendOptions options = {});
 /// Prints to standard output; bytes that are no UTF-8, as in a path, become U+FFFD.
 void print_json(const nlohmann::json& value, int indent = -1);
 /// `text` on one line: control characters become \xNN.

@@ -41,6 +41,7 @@ ExitCode run(int argc, char** argv) {
   app.failure_message(explain);
   add_info_command(app, exit);
   add_check_command(app, exit);
+  add_bench_command(app, exit);
   add_generate_command(app, exit);
   add_eval_command(app, exit);
   add_kernels_command(app, exit);
