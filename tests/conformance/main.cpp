@@ -7,10 +7,16 @@
 #include "conformance/backends/skeleton.h"
 #include "conformance/mutants/mutants.h"
 #include "conformance/suite.h"
+#if defined(METRALE_WITH_CUDA)
+#include "conformance/backends/fake_cuda.h"
+#endif
 
 int main(int argc, char** argv) {
   using namespace metrale::conformance;
   backends_under_test().push_back(skeleton_under_test());
+#if defined(METRALE_WITH_CUDA)
+  backends_under_test().push_back(fake_cuda_under_test());
+#endif
   SuiteOptions options;
   std::string mutant;
   std::string mutant_filter;

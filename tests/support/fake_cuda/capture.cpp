@@ -26,6 +26,9 @@ bool has_unjoined_work(const Stream& stream, const std::vector<Node*>& joined) {
 
 void State::end(Capture& capture) {
   capture.is_ended = true;
+  graphs.remove(capture.graph_handle);
+  capture.graph = nullptr;  // events may keep the capture
+  capture.forks.clear();
   for (const auto& stream : capture.context->streams) {
     if (stream->capture.get() != &capture) continue;
     stream->tail.clear();
@@ -71,10 +74,15 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     if (code == CUDA_SUCCESS && other->capture == capture && other != stream && has_unjoined_work(*other, stream->tail))
       code = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   }
+  const CUgraph known = std::exchange(capture->graph_handle, nullptr);
+  const std::shared_ptr<Graph> captured = capture->graph;
   call->end(*capture);
-  if (code != CUDA_SUCCESS) return code;
-  call->publish(*capture->graph);
-  *graph = call->graphs.add(capture->graph);
+  if (code != CUDA_SUCCESS) {
+    call->graphs.remove(known);
+    return code;
+  }
+  call->publish(*captured);
+  *graph = known != nullptr ? known : call->graphs.add(captured);
   return CUDA_SUCCESS;
 }
 
@@ -96,7 +104,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   return CUDA_SUCCESS;
 }
 
-/// The graph and the nodes of an open capture have no handles here: asked for, they are none.
+/// Of the graph of an open capture only its user objects may be changed. Its nodes have no handles yet: asked for, they are none.
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
                                 const CUgraphNode** nodes, const CUgraphEdgeData** edges, std::size_t* num_nodes) {
   if (const CUresult code = api::cuStreamIsCapturing(handle, status); code != CUDA_SUCCESS) return code;
@@ -104,7 +112,13 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, 
   const std::shared_ptr<Stream> stream = call ? call.stream(handle) : nullptr;
   if (!call) return call.code;
   if (id != nullptr) *id = stream->capture ? stream->capture->id : 0;
-  if (graph != nullptr) *graph = nullptr;
+  if (graph != nullptr) {
+    *graph = nullptr;
+    if (Capture* capture = stream->capture.get()) {
+      if (capture->graph_handle == nullptr) capture->graph_handle = call->graphs.add(capture->graph);
+      *graph = capture->graph_handle;
+    }
+  }
   if (nodes != nullptr) *nodes = nullptr;
   if (edges != nullptr) *edges = nullptr;
   if (num_nodes != nullptr) *num_nodes = 0;

@@ -48,26 +48,6 @@ int index_of(std::string_view function) {
   return static_cast<int>(at - kNames.begin());
 }
 
-/// Whether the driver does what is asked although it answers an error: what gives something back, and the end of a capture.
-constexpr bool acts_when_failed(int function) {
-  switch (function) {
-    case k_cuDevicePrimaryCtxRelease:
-    case k_cuMemFree:
-    case k_cuMemFreeAsync:
-    case k_cuMemFreeHost:
-    case k_cuMemHostUnregister:
-    case k_cuStreamDestroy:
-    case k_cuStreamEndCapture:
-    case k_cuEventDestroy:
-    case k_cuGraphDestroy:
-    case k_cuGraphExecDestroy:
-    case k_cuUserObjectRelease:
-    case k_cuModuleUnload:
-    case k_cuLogsUnregisterCallback: return true;
-    default: return false;
-  }
-}
-
 /// Counts a call; the code to answer instead of making it.
 CUresult count(int function) {
   State* state = current_state.load();
@@ -102,18 +82,7 @@ template <int kIndex, auto kFunction, class... A>
 struct Counted<kIndex, kFunction, CUresult (*)(A...)> {
   static CUresult CUDAAPI call(A... arguments) {
     const CUresult code = count(kIndex);
-    if (code == CUDA_SUCCESS) return kFunction(arguments...);
-    if constexpr (acts_when_failed(kIndex)) {
-      (void)kFunction(arguments...);
-      if constexpr (kIndex == k_cuStreamEndCapture) discard(arguments...);
-    }
-    return code;
-  }
-
- private:
-  static void discard(CUstream, CUgraph* graph) {
-    if (*graph != nullptr) (void)api::cuGraphDestroy(*graph);
-    *graph = nullptr;
+    return code == CUDA_SUCCESS ? kFunction(arguments...) : code;
   }
 };
 

@@ -42,6 +42,8 @@ struct Options {
   int driver_version = 13000;
   /// Copies, fills and kernels run in the caller when their stream is idle. Fast; finds fewer faults of order.
   bool runs_when_idle = false;
+  /// A stream that an event wait took into a capture must be joined back even where no work was recorded on it.
+  bool idle_forks_count = false;
   /// Kernel nodes name a CUkernel, as those of libraries do, instead of a CUfunction.
   bool nodes_have_kernels = false;
 };
@@ -99,8 +101,7 @@ class FakeGpu {
   std::uint64_t num_calls(std::string_view function) const;
   /// Starts counting again.
   void reset_counts();
-  /// The `nth` call from now (1: the next) answers `code`. A call that gives something back does so and then answers `code`, as the
-  /// real driver does when it reports an earlier error; every other call does nothing. A sticky code stays with the context.
+  /// The `nth` call from now (1: the next) answers `code` and does nothing. A sticky code stays with the context.
   void fail_call(std::uint64_t nth, CUresult code);
   /// The `nth` call of `function` from now answers `code`.
   void fail_call(std::string_view function, std::uint64_t nth, CUresult code);

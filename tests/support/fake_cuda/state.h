@@ -191,6 +191,8 @@ struct Capture {
   bool is_invalid = false;
   bool is_ended = false;
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  CUgraph graph_handle = nullptr;            ///< Null until somebody asks.
+  std::vector<std::unique_ptr<Node>> forks;  ///< Where streams were taken in; no part of the graph.
 };
 
 struct Stream {

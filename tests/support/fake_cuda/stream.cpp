@@ -179,6 +179,12 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
     if (!stream->capture) {
       stream->capture = event->capture;
       stream->tail.clear();
+      if (call->options.idle_forks_count) {
+        Node& fork = *capture.forks.emplace_back(std::make_unique<Node>());
+        fork.after = event->tail;
+        stream->tail.push_back(&fork);
+        return CUDA_SUCCESS;
+      }
     }
     for (Node* node : event->tail) {
       if (std::find(stream->tail.begin(), stream->tail.end(), node) == stream->tail.end()) stream->tail.push_back(node);

@@ -31,7 +31,7 @@ constexpr host::HostKernel kKernels[] = {
 
 class FakeDriver : public ::testing::Test {
  protected:
-  FakeDriver() {
+  explicit FakeDriver(Options options = {}) : gpu(std::move(options)) {
     must(d.cuInit_(0));
     must(d.cuDevicePrimaryCtxRetain_(&context, 0));
     must(d.cuCtxSetCurrent_(context));
@@ -402,6 +402,26 @@ TEST_F(FakeDriver, JoinedStreamsMustBeJoinedBack) {
   }
 }
 
+class StrictForks : public FakeDriver {
+ protected:
+  StrictForks() : FakeDriver({.idle_forks_count = true}) {}
+};
+
+TEST_F(StrictForks, AreJoinedBackThroughOthers) {
+  const CUstream s = stream(), b = stream(), c = stream();
+  const CUevent e = event();
+  for (const bool joined : {false, true}) {
+    begin(s);
+    must(d.cuEventRecord_(e, s));
+    must(d.cuStreamWaitEvent_(b, e, 0));
+    must(d.cuEventRecord_(e, b));
+    must(d.cuStreamWaitEvent_(c, e, 0));
+    must(d.cuEventRecord_(e, joined ? c : b));
+    must(d.cuStreamWaitEvent_(s, e, 0));
+    EXPECT_EQ(end(s), joined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  }
+}
+
 TEST_F(FakeDriver, CapturesDoNotTouchWhatIsOutside) {
   const CUstream s = stream(), other = stream();
   const CUevent outside = event(), inside = event();
@@ -579,11 +599,11 @@ TEST_F(FakeDriver, FailsTheCallThatWasAskedFor) {
   CUdeviceptr ptr = 0;
   EXPECT_EQ(d.cuMemAlloc_(&ptr, 64), CUDA_ERROR_UNKNOWN);
   EXPECT_EQ(gpu.failed_function(), "cuMemAlloc");
-  EXPECT_EQ(gpu.live().blocks, 0U) << "a call that makes something does nothing";
+  EXPECT_EQ(gpu.live().blocks, 0U) << "a failed call does nothing";
   EXPECT_EQ(gpu.num_calls(), 2U);
   gpu.fail_call("cuStreamDestroy", 1, CUDA_ERROR_UNKNOWN);
   EXPECT_EQ(d.cuStreamDestroy_(s), CUDA_ERROR_UNKNOWN);
-  EXPECT_EQ(gpu.live().streams, 0U) << "a call that gives something back does";
+  EXPECT_EQ(gpu.live().streams, 1U);
   gpu.fail_call(1, CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(d.cuMemAlloc_(&ptr, 64), CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(d.cuMemAlloc_(&ptr, 64), CUDA_ERROR_LAUNCH_FAILED) << "a sticky code stays";
