@@ -27,7 +27,10 @@ inline std::string device_name() {
 inline Result<std::unique_ptr<GpuBackend>> open_device(BackendOptions options = {}) {
   options.host_kernels = host::kernel_tables();
   const auto add_modules = [](auto& to) {
-    if constexpr (requires { to.cuda_modules; }) to.cuda_modules = cuda::kernel_modules();
+    if constexpr (requires { to.cuda_modules; }) {
+      const auto modules = cuda::kernel_modules();
+      to.cuda_modules = {modules.begin(), modules.end()};
+    }
   };
   add_modules(options);
   return create_backend(device_name(), options);

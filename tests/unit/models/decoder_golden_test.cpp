@@ -3,6 +3,7 @@
 // The two tiny models against what the Transformers library computed from the same weights.
 #include "decoder/decoder.h"
 
+#include "golden_checks.h"
 #include "matmul/matmul.h"
 #include "model_fixture.h"
 
@@ -21,14 +22,7 @@ class GoldenDecoder : public ::testing::TestWithParam<const char*> {
   void expect_prompt_logits(Decoder& decoder, std::size_t chunk) {
     const std::size_t vocab = decoder.config().vocab_size;
     for (int n = 0; n < Golden::kPrompts; ++n) {
-      const auto prompt = golden.prompt(n);
-      Sequence sequence = ok(decoder.start());
-      std::vector<float> logits;
-      for (std::size_t at = 0; at < prompt.size(); at += chunk) {
-        const std::span ids = std::span(prompt).subspan(at, std::min(chunk, prompt.size() - at));
-        const auto part = ok(decoder.append_all_logits(sequence, ids));
-        logits.insert(logits.end(), part.begin(), part.end());
-      }
+      const auto logits = prompt_logits(decoder, golden.prompt(n), chunk);
       EXPECT_LT(worst_row(logits, golden.logits(n), vocab), kTolerance) << "prompt " << n << ", " << chunk << " at a time";
     }
   }
@@ -38,15 +32,7 @@ TEST_P(GoldenDecoder, GreedyTokensAreEqualEveryOne) {
   LoadedModel model(*backend, folder);
   for (int n = 0; n < Golden::kPrompts; ++n) {
     const auto expected = golden.greedy(n);
-    auto ids = golden.prompt(n);
-    Sequence sequence = ok(model.decoder->start());
-    Decoder::Step step = ok(model.decoder->append(sequence, ids));
-    ids.push_back(step.token);
-    while (ids.size() < expected.size()) {
-      step = ok(model.decoder->append(sequence, std::span(ids).last(1)));
-      ids.push_back(step.token);
-    }
-    EXPECT_EQ(ids, expected) << "prompt " << n;
+    EXPECT_EQ(greedy_text(*model.decoder, golden.prompt(n), expected.size()), expected) << "prompt " << n;
   }
 }
 
@@ -60,12 +46,7 @@ TEST_P(GoldenDecoder, LogitsOfTheCapturedStep) {
   LoadedModel model(*backend, folder);
   const std::size_t vocab = model.config.vocab_size;
   for (int n = 0; n < Golden::kPrompts; ++n) {
-    Sequence sequence = ok(model.decoder->start());
-    std::vector<float> logits;
-    for (const TokenId id : golden.prompt(n)) {
-      const Decoder::Step step = ok(model.decoder->append(sequence, {&id, 1}, StepOutput::logits));
-      logits.insert(logits.end(), step.logits.begin(), step.logits.end());
-    }
+    const auto logits = step_logits(*model.decoder, golden.prompt(n));
     EXPECT_LT(worst_row(logits, golden.logits(n), vocab), kTolerance) << "prompt " << n;
   }
 }

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -53,7 +54,12 @@ void expect_error(const Result<T>& result, Errc code, const std::vector<std::str
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 
-inline std::filesystem::path model_folder(std::string_view model) { return std::filesystem::path(METRALE_TEST_DATA) / model; }
+/// Where the test data is: as the environment says, else where it is in the checkout.
+inline std::filesystem::path test_data() {
+  const char* set = std::getenv("METRALE_TEST_DATA");
+  return set != nullptr && *set != '\0' ? set : METRALE_TEST_DATA;
+}
+inline std::filesystem::path model_folder(std::string_view model) { return test_data() / model; }
 
 inline std::unique_ptr<GpuBackend> host_backend(std::vector<std::span<const host::HostKernel>> kernels = host::kernel_tables()) {
   host::Options options;

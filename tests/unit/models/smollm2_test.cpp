@@ -2,13 +2,8 @@
 //
 // A real model, where there is one: SmolLM2-135M-Instruct as a quantised GGUF file, named by METRALE_SMOLLM2_GGUF. Against
 // llama.cpp where its choice is clear, and against the same weights dequantised to float32.
-#include <cstdlib>
-#include <fstream>
-
-#include <nlohmann/json.hpp>
-
 #include "metrale/models/generator.h"
-#include "model_fixture.h"
+#include "smollm2_golden.h"
 
 namespace metrale::test {
 namespace {
@@ -20,9 +15,8 @@ constexpr double kQuantisedTolerance = 2e-2;
 class SmolLm2 : public ::testing::Test {
  protected:
   void SetUp() override {
-    const char* path = std::getenv("METRALE_SMOLLM2_GGUF");
-    if (path == nullptr || *path == '\0') GTEST_SKIP() << "METRALE_SMOLLM2_GGUF is not set: no model to run";
-    path_ = path;
+    path_ = smollm2_path();
+    if (path_.empty()) GTEST_SKIP() << "METRALE_SMOLLM2_GGUF is not set: no model to run";
   }
 
   struct Loaded {
@@ -40,20 +34,6 @@ class SmolLm2 : public ::testing::Test {
 
   std::filesystem::path path_;
 };
-
-struct GoldenPrompt {
-  std::vector<TokenId> prompt;
-  std::vector<TokenId> greedy;
-  std::vector<float> margins;
-};
-
-std::vector<GoldenPrompt> golden_prompts() {
-  std::ifstream file(std::filesystem::path(METRALE_TEST_DATA) / "smollm2" / "golden.json");
-  const nlohmann::json root = nlohmann::json::parse(file);
-  std::vector<GoldenPrompt> prompts;
-  for (const auto& p : root.at("prompts")) prompts.push_back({p.at("prompt"), p.at("greedy"), p.at("margins")});
-  return prompts;
-}
 
 TEST_F(SmolLm2, NamesTheCapitalOfFranceInLittleMemory) {
   const auto backend = host_backend();
