@@ -19,6 +19,18 @@ std::string describe(const KernelFacts& facts) {
   return text;
 }
 
+void print_loads(const LoadReport& report) {
+  if (report.modules.empty()) return;
+  constexpr double kMs = 1e6;
+  fmt::print("\nloaded at creation\n  {:<16} {:>8} {:>10} {:>10} {:>10}  {}\n", "module", "kernels", "KiB", "load ms", "code ms",
+             "from");
+  for (const LoadReport::Module& module : report.modules) {
+    fmt::print("  {:<16} {:>8} {:>10} {:>10.2f} {:>10.2f}  {}\n", module.name, module.num_kernels, module.size_bytes >> 10,
+               static_cast<double>(module.load_ns) / kMs, static_cast<double>(module.warm_ns) / kMs, module.source);
+  }
+  fmt::print("loaded later, by look-ups: {}\n", report.num_lazy_loads);
+}
+
 ExitCode list(GpuBackend& backend) {
   KernelRegistry* registry = backend.kernel_registry();
   if (registry == nullptr) {
@@ -36,6 +48,7 @@ ExitCode list(GpuBackend& backend) {
     fmt::print("  {:<32} {}\n", entry.function, describe(entry.facts));
   }
   fmt::print("{} kernels\n", entries->size());
+  print_loads(registry->load_report());
   return ExitCode::done;
 }
 

@@ -176,7 +176,8 @@ def steps(options, folder):
         return
     tool = options.sanitizer or "compute-sanitizer"
     for check in SANITIZERS:
-        words = [tool, "--tool", check, "--error-exitcode", str(SANITIZER_FAILED), "--target-processes", "all", "--print-limit", "20"]
+        words = [tool, "--tool", check, "--error-exitcode", str(SANITIZER_FAILED), "--target-processes", "all",
+                 "--print-limit", "20"]
         if check == "memcheck":
             words += ["--report-api-errors", "no"]  # the driver is asked for what modules may lack, and refuses it
         yield Step(f"{check}-check", words + [metgpu, "check", "--backend", "cuda", "--filter", options.sanitize_filter], 300,

@@ -19,5 +19,6 @@ if [ -z "$programs" ]; then
   { cmake --preset portable && cmake --build --preset gpu-programs; } >&2 ||
     fail "the programs could not be built" "mend what is said above, or name a folder that has them: scripts/gpu_check.sh FOLDER"
 fi
-[ -x "$programs/metgpu" ] || fail "$programs has no metgpu that can be run" "cmake --preset portable && cmake --build --preset gpu-programs"
+[ -x "$programs/metgpu" ] ||
+  fail "$programs has no metgpu that can be run" "cmake --preset portable && cmake --build --preset gpu-programs"
 exec python3 scripts/gpu_check.py --programs "$programs" "$@"

@@ -31,6 +31,21 @@ struct DeviceSymbol {
   std::uint64_t bytes = 0;
 };
 
+/// What loading the modules of a backend took, since creation or their last loading.
+struct LoadReport {
+  struct Module {
+    std::string name;
+    std::string source;  ///< "built in", or the file it came from.
+    std::uint64_t size_bytes = 0;
+    std::uint32_t num_kernels = 0;
+    std::uint64_t load_ns = 0;  ///< The module, and what its kernels publish.
+    std::uint64_t warm_ns = 0;  ///< The code of its kernels; 0 where each is loaded by its first look-up.
+  };
+  std::vector<Module> modules;  ///< Sorted by name.
+  /// Modules and kernels that a look-up had to load: none after a warm creation until modules are unloaded.
+  std::uint64_t num_lazy_loads = 0;
+};
+
 /// The module set of a backend.
 class KernelRegistry {
  public:
@@ -43,6 +58,8 @@ class KernelRegistry {
   virtual ~KernelRegistry() = default;
   /// Every kernel of every module, sorted by module and function.
   virtual Result<std::vector<Entry>> entries() const = 0;
+  /// What loading the modules took. Empty where kernels are part of the program, which is the default.
+  virtual LoadReport load_report() const { return {}; }
   /// The global `name` (linker name) of `module`; known to copies from then on.
   /// Errors: not_found, unsupported (Capability::device_symbols).
   virtual Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name,

@@ -28,6 +28,7 @@ class LedgeredRegistry final : public KernelRegistry {
   LedgeredRegistry(FaceState& face, KernelRegistry& inner) : face_(face), inner_(inner) {}
 
   Result<std::vector<Entry>> entries() const override { return inner_.entries(); }
+  LoadReport load_report() const override { return inner_.load_report(); }
 
   Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name, std::source_location site) override {
     OpRecord op{.op = Op::device_symbol, .site = site};

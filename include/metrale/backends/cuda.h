@@ -22,7 +22,8 @@ struct Options {
   int ordinal = 0;
   /// Modules to serve; a later one replaces an earlier one of the same name. METRALE_KERNEL_PATH may replace or add more.
   std::vector<ModuleImage> modules;
-  /// Load every module and kernel at creation, so that nothing is loaded in the first step. See `LoadReport`.
+  /// Load every module and kernel at creation, so that nothing is loaded in the first step. See
+  /// `KernelRegistry::load_report`.
   bool warm = true;
 };
 

@@ -356,9 +356,9 @@ Error Modules::missing(std::string_view module, std::string_view function) const
                                             sources_.find(module)->second.origin, fmt::join(names, ", ")));
 }
 
-LoadReport Modules::report() const {
+LoadReport Modules::load_report() const {
   std::shared_lock lock(mutex_);
-  LoadReport report{.modules = {}, .warm = warm_, .num_lazy_loads = num_lazy_loads_.load(std::memory_order_relaxed)};
+  LoadReport report{.modules = {}, .num_lazy_loads = num_lazy_loads_.load(std::memory_order_relaxed)};
   for (const auto& [name, loaded] : loaded_) report.modules.push_back(loaded.report);
   return report;
 }

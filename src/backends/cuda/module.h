@@ -63,9 +63,9 @@ class Modules final : public KernelRegistry {
   bool has_module(std::string_view module) const noexcept;
   /// Errors: not_found, and those of the driver where it has to load.
   Result<const Kernel*> find(std::string_view module, std::string_view function);
-  LoadReport report() const;
 
   Result<std::vector<Entry>> entries() const override;
+  LoadReport load_report() const override;
   Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name, std::source_location site) override;
 
  private:
