@@ -28,7 +28,14 @@ class RedZones {
  public:
   explicit RedZones(std::uint64_t band_bytes) : band_bytes_(round_up(band_bytes, 16)) {}
 
-  bool on() const noexcept { return band_bytes_ != 0; }
+  /// METRALE_NO_REDZONES: the build that benchmarks/redzone_cost.sh compares with.
+  bool on() const noexcept {
+#ifdef METRALE_NO_REDZONES
+    return false;
+#else
+    return band_bytes_ != 0;
+#endif
+  }
   std::uint64_t band_bytes() const noexcept { return band_bytes_; }
   std::uint64_t next_index() noexcept { return next_index_.fetch_add(1, std::memory_order_relaxed); }
 
