@@ -11,6 +11,9 @@
 // linear/linear4/swiglu on f32 x directly; the norm happens inside. For more rows call `prepare` first (it applies the norm) and
 // pass its output as x with `prepared = 1` and norm null; that output may feed several launches whose `activation_class` is equal.
 //
+// Weights, norms and biases are read before the predecessor has ended, so no dependent launch may follow the kernels that write
+// them (repack among them) before the host, or an ordinary launch, has waited for those.
+//
 // The functions are `static`, so that one compiled with the flags of a device unit is never linked into another.
 #pragma once
 
@@ -24,7 +27,7 @@
 namespace metrale::cuda::matmul {
 
 /// Most rows of x that linear, linear4 and swiglu take without `prepare`.
-inline constexpr std::uint32_t kFusedRows = 8;
+inline constexpr std::uint32_t kFusedRows = 4;
 /// Rows of W whose quants a packed matrix keeps together; the last group may be shorter.
 inline constexpr std::uint32_t kGroupRows = 8;
 /// Shared memory that every device of sm_80 and later with a full-size multiprocessor grants one block.
@@ -116,8 +119,8 @@ static constexpr Plan plan_prepare(std::uint32_t m, std::uint32_t /*k*/) noexcep
 inline constexpr std::uint32_t kRingBytes = 128;
 /// Sums that warps hand to each other, behind the ring.
 inline constexpr std::uint32_t kStreamScratch = 4096;
-/// Floats between rows of x in shared memory.
-static constexpr std::uint64_t staged_stride(std::uint64_t k) noexcept { return round_up(k, 32); }
+/// Floats between rows of x in shared memory: whole steps of a warp, whatever the type.
+static constexpr std::uint64_t staged_stride(std::uint64_t k) noexcept { return round_up(k, 1024); }
 static constexpr std::uint32_t stream_fixed_bytes(std::uint32_t threads) noexcept { return threads * kRingBytes + kStreamScratch; }
 
 // ---- many rows: tiles of y ----

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA matrix kernels on their own: first every kernel and type against sums in double precision, then times of single rows
+// over buffers that rotate through more than the second-level cache, as a graph of dependent launches, in several tunings. Ends
+// with a short table; the exit code is 1 if a result was wrong. Needs a device of sm_90 and 20 GB of its memory; takes under a
+// minute.
+//   nvcc -O3 -std=c++20 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static
+//     -I include -I kernels/cuda/include benchmarks/kernels/cuda_matmul_bench.cu -o cuda_matmul_bench
+#include "cuda_matmul_check.cuh"
+
+namespace {
+
+// ---- times ----
+
+constexpr mm::u32 kBf16 = 1U << static_cast<mm::u32>(DType::bf16);
+template <mm::u32 ring, mm::u32 ahead, bool gated>
+__global__ void METRALE_MATMUL_BOUNDS tuned(const void* x, const void* norm, const std::byte* w, const std::byte* up,
+                                            const float* residual, float* y, const LinearParams p) {
+  extern __shared__ __align__(16) std::byte shared[];
+  mm::stream<gated, mm::StreamTuning<ring, ahead, kBf16>>({p, x, norm, {w, up}, {}, residual, {y}, gated ? 2U : 1U}, shared);
+}
+
+__global__ void fill(uint4* to, std::size_t count) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count; i += std::size_t{gridDim.x} * blockDim.x) {
+    mm::u32 h = static_cast<mm::u32>(i) * 2654435761U + 99;
+    const auto next = [&] {
+      h ^= h << 13, h ^= h >> 17, h ^= h << 5;
+      return 0x3A003A00U | (h & 0x80FF80FFU);  // bf16 of about 0.0005, either sign
+    };
+    to[i] = {next(), next(), next(), next()};
+  }
+}
+__global__ void sweep(const uint4* from, std::size_t count, mm::u32* out) {
+  mm::u32 all = 0;
+  const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i + 7 * step < count; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int u = 0; u < 8; ++u) v[u] = __ldcs(from + i + u * step);
+#pragma unroll
+    for (int u = 0; u < 8; ++u) all ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+  }
+  if (all == 0x12345678U) *out = all;
+}
+
+/// Microseconds of one run of what `body` enqueues: a graph, replayed, the median.
+template <class Body>
+double graph_us(Body body, int replays = 7) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  body();
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int i = 0; i < replays + 2; ++i) {
+    CHECK(cudaEventRecord(begin, stream));
+    CHECK(cudaGraphLaunch(executable, stream));
+    CHECK(cudaEventRecord(end, stream));
+    CHECK(cudaEventSynchronize(end));
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms * 1e3);
+  }
+  CHECK(cudaGraphExecDestroy(executable));
+  CHECK(cudaGraphDestroy(graph));
+  CHECK(cudaEventDestroy(begin));
+  CHECK(cudaEventDestroy(end));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+struct Bench {
+  std::byte* weights;
+  std::size_t bytes;
+  std::size_t at = 0;
+  float *a, *b, *c;
+  float* norm;
+
+  const std::byte* next(mm::u32 n, mm::u32 k) {
+    const std::size_t need = std::size_t{n} * k * 2;
+    if (at + need > bytes) at = 0;
+    const std::byte* w = weights + at;
+    at += (need + 255) / 256 * 256;
+    return w;
+  }
+};
+
+metrale::LinearParams row_params(mm::u32 n, mm::u32 k) {
+  metrale::LinearParams p;
+  p.m = 1, p.k = k, p.ld_x = k, p.norm_eps = 1e-5F;
+  for (int i = 0; i < 2; ++i) p.w[i] = {n, static_cast<mm::u32>(DType::bf16), 0, n};
+  return p;
+}
+
+using TunedKernel = void (*)(const void*, const void*, const std::byte*, const std::byte*, const float*, float*, LinearParams);
+struct Variant {
+  mm::u32 ring, ahead;
+  TunedKernel linear, gated;
+};
+template <mm::u32 ring, mm::u32 ahead>
+constexpr Variant variant() {
+  return {ring, ahead, tuned<ring, ahead, false>, tuned<ring, ahead, true>};
+}
+
+void time_variants(Bench& bench) {
+  const Variant variants[] = {variant<128, 0>(), variant<128, 4>(), variant<128, 16>(), variant<128, 32>(),
+                              variant<192, 0>(), variant<256, 0>(), variant<256, 16>()};
+  struct Shape {
+    mm::u32 n, k;
+    bool gated, norm;
+  };
+  const Shape shapes[] = {{4096, 4096, false, false},  {14336, 4096, false, false}, {14336, 4096, true, true},
+                          {4096, 14336, false, false}, {128256, 4096, false, true}, {576, 576, false, false},
+                          {576, 1536, false, false},   {1536, 576, true, true}};
+  std::printf("\nmicroseconds a launch, dependent launches, bf16, one row\n%-26s", "ring ahead threads blocks");
+  for (const Shape& s : shapes) std::printf(" %7u%s", s.n, s.gated ? "g" : " ");
+  std::printf("\n%-26s", "");
+  for (const Shape& s : shapes) std::printf(" %8u", s.k);
+  std::printf("\n");
+  for (const Variant& v : variants) {
+    CHECK(cudaFuncSetAttribute(v.linear, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
+    CHECK(cudaFuncSetAttribute(v.gated, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
+    for (const mm::u32 threads : {256U, 512U}) {
+      for (const mm::u32 blocks : {1U, 2U}) {
+        std::printf("%4u %5u %7u %6u  ", v.ring, v.ahead, threads, blocks);
+        for (const Shape& s : shapes) {
+          const std::size_t shared = threads * v.ring + mm::kStreamScratch + mm::staged_stride(s.k) * 4;
+          if (shared > mm::kSharedMost) {
+            std::printf(" %8s", "-");
+            continue;
+          }
+          const metrale::LinearParams p = row_params(s.n, s.k);
+          const std::size_t bytes = std::size_t{s.n} * s.k * (s.gated ? 4 : 2);
+          const int launches = static_cast<int>(std::clamp<std::size_t>(600'000'000 / bytes, 4, 200));
+          const double us = graph_us(
+              [&] {
+                for (int i = 0; i < launches; ++i) {
+                  const float* x = i % 2 ? bench.b : bench.a;
+                  float* y = i % 2 ? bench.a : bench.b;  // large enough for either; values do not matter here
+                  const std::byte* w = bench.next(s.n, s.k);
+                  launch(s.gated ? v.gated : v.linear, {std::min(sms * blocks, s.n), 1, 1}, {threads, 1, 1},
+                         static_cast<mm::u32>(shared), true, x, s.norm ? bench.norm : nullptr, w,
+                         s.gated ? bench.next(s.n, s.k) : w, nullptr, y, p);
+                }
+              },
+              5);
+          std::printf(" %8.2f", us / launches);
+        }
+        std::printf("\n");
+      }
+    }
+  }
+}
+
+struct Model {
+  const char* name;
+  mm::u32 layers, hidden, q, kv, inner, vocabulary;
+};
+
+/// The matrix kernels of one decode step, in order, with nothing between them.
+double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
+  const auto matrix = [](mm::u32 n) { return LinearMatrix{n, static_cast<mm::u32>(DType::bf16), 0, n}; };
+  bytes = 0;
+  const auto weights = [&](mm::u32 n, mm::u32 k) {
+    bytes += 2.0 * n * k;
+    return bench.next(n, k);
+  };
+  const float* none = nullptr;
+  return graph_us([&] {
+    bytes = 0;
+    bench.at = 0;
+    for (mm::u32 i = 0; i < m.layers; ++i) {
+      metrale::LinearParams p;
+      p.m = 1, p.k = m.hidden, p.ld_x = m.hidden, p.norm_eps = 1e-5F;
+      p.w[0] = matrix(m.q), p.w[1] = p.w[2] = matrix(m.kv);
+      launch(linear4, mm::plan_linear("linear4", p, sms), dependent, bench.a, bench.norm, weights(m.q, m.hidden),
+             weights(m.kv, m.hidden), weights(m.kv, m.hidden), nullptr, none, none, none, none, bench.b, bench.c, bench.c + m.kv,
+             nullptr, p);
+      p.k = p.ld_x = m.q, p.w[0] = matrix(m.hidden), p.w[1] = p.w[2] = {};
+      launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.b, nullptr, weights(m.hidden, m.q), none, bench.a, bench.a,
+             p);
+      p.k = p.ld_x = m.hidden, p.w[0] = p.w[1] = matrix(m.inner);
+      launch(swiglu, mm::plan_linear("swiglu", p, sms), dependent, bench.a, bench.norm, weights(m.inner, m.hidden),
+             weights(m.inner, m.hidden), bench.b, p);
+      p.k = p.ld_x = m.inner, p.w[0] = matrix(m.hidden), p.w[1] = {};
+      launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.b, nullptr, weights(m.hidden, m.inner), none, bench.a,
+             bench.a, p);
+    }
+    metrale::LinearParams p;
+    p.m = 1, p.k = m.hidden, p.ld_x = m.hidden, p.norm_eps = 1e-5F;
+    p.w[0] = matrix(m.vocabulary);
+    launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.a, bench.norm, weights(m.vocabulary, m.hidden), none, none,
+           bench.b, p);
+  });
+}
+
+void time_prefill(Bench& bench) {
+  std::printf("\nprepared rows x 4096 x 4096 bf16, TFLOP/s:");
+  for (const mm::u32 m : {8U, 32U, 128U, 512U, 2048U}) {
+    metrale::LinearParams p = row_params(4096, 4096);
+    p.m = m, p.prepared = 1, p.w[1] = {};
+    const int launches = 10;
+    const double us = graph_us([&] {
+      for (int i = 0; i < launches; ++i)
+        launch(linear, mm::plan_linear("linear", p, sms), true, bench.weights, nullptr, bench.next(4096, 4096), nullptr, nullptr,
+               bench.c, p);
+    });
+    std::printf("  %u: %.0f (%.1f us)", m, 2e-6 * m * 4096 * 4096 / (us / launches), us / launches);
+  }
+  std::printf("\n");
+}
+
+void time_types(Bench& bench) {
+  std::printf("\none row x 4096 x 4096, microseconds and GB/s:");
+  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q8_0, DType::q4_k, DType::q6_k}) {
+    metrale::LinearParams p = row_params(4096, 4096);
+    p.w[0].dtype = static_cast<mm::u32>(type), p.w[0].packed = mm::can_repack(type, 4096), p.w[1] = {};
+    const int launches = 40;
+    const double us = graph_us([&] {
+      for (int i = 0; i < launches; ++i) {
+        launch(linear, mm::plan_linear("linear", p, sms), true, i % 2 ? bench.b : bench.a, nullptr, bench.next(8192, 4096), nullptr,
+               nullptr, i % 2 ? bench.a : bench.b, p);
+      }
+    });
+    std::printf("  %s %.1f %.0f", name_of(type), us / launches, mm::row_bytes(type, 4096) * 4096 / (us / launches) / 1e3);
+  }
+  std::printf("\n");
+}
+
+}  // namespace
+
+int main() {
+  const double began = now();
+  CHECK(cudaSetDevice(0));
+  cudaDeviceProp device;
+  CHECK(cudaGetDeviceProperties(&device, 0));
+  sms = static_cast<std::uint32_t>(device.multiProcessorCount);
+  CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  std::printf("%s, %u multiprocessors\n", device.name, sms);
+  for (const void* kernel : {reinterpret_cast<const void*>(linear), reinterpret_cast<const void*>(linear4),
+                             reinterpret_cast<const void*>(swiglu), reinterpret_cast<const void*>(repack)}) {
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
+  }
+  check_all();
+  std::printf("%.1f s\n", now() - began);
+
+  Bench bench{};
+  bench.bytes = std::size_t{17} << 30;
+  CHECK(cudaMalloc(&bench.weights, bench.bytes));
+  for (float** p : {&bench.a, &bench.b, &bench.c}) CHECK(cudaMalloc(p, std::size_t{4096} * 8192 * 4));
+  CHECK(cudaMalloc(&bench.norm, 1 << 20));
+  fill<<<4096, 256, 0, stream>>>(reinterpret_cast<uint4*>(bench.weights), bench.bytes / 16);
+  for (float* p : {bench.a, bench.b, bench.c, bench.norm}) CHECK(cudaMemsetAsync(p, 0, 1 << 20, stream));
+  CHECK(cudaStreamSynchronize(stream));
+  mm::u32* sink;
+  CHECK(cudaMalloc(&sink, 4));
+  double sweep_us = 0;
+  for (const double until = now() + 1; now() < until;) {
+    sweep_us =
+        graph_us([&] { sweep<<<sms * 8, 256, 0, stream>>>(reinterpret_cast<uint4*>(bench.weights), bench.bytes / 16, sink); }, 3);
+  }
+  const double sweep_rate = bench.bytes / sweep_us / 1e3;
+  std::printf("read sweep %.0f GB/s\n", sweep_rate);
+
+  time_variants(bench);
+  time_types(bench);
+  time_prefill(bench);
+  for (const Model& m :
+       {Model{"8B Llama", 32, 4096, 4096, 1024, 14336, 128256}, Model{"135M SmolLM2", 30, 576, 576, 192, 1536, 49152},
+        Model{"4B-like", 32, 2560, 4096, 1024, 9216, 151936}}) {
+    double bytes = 0;
+    const double with = step_us(bench, m, true, bytes), without = step_us(bench, m, false, bytes);
+    std::printf("%-13s matrices of a step: %.0f us dependent, %.0f us not; sweep of the same bytes %.0f us (ratio %.3f)\n", m.name,
+                with, without, bytes / sweep_rate / 1e3, bytes / sweep_rate / 1e3 / with);
+  }
+  std::printf("%.1f s in all; %s\n", now() - began, failures ? "WRONG RESULTS" : "results right");
+  return failures ? 1 : 0;
+}
