@@ -365,7 +365,7 @@ LoadReport Modules::load_report() const {
 
 Result<std::vector<KernelRegistry::Entry>> Modules::entries() const {
   return guarded([&]() -> Result<std::vector<Entry>> {
-    METRALE_TRY(const_cast<Modules*>(this)->ensure_loaded());  // NOLINT(cppcoreguidelines-pro-type-const-cast): a cache
+    METRALE_TRY(const_cast<Modules*>(this)->ensure_loaded());  // what is loaded is a cache
     std::shared_lock lock(mutex_);
     std::vector<Entry> entries;
     entries.reserve(kernels_.size());
