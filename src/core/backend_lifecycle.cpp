@@ -92,6 +92,12 @@ Result<> GpuBackend::close(Site site) {
   FaceState& f = *face_;
   std::lock_guard lock(f.shutdown_mutex);
   if (f.shut_down.load(std::memory_order_acquire)) return {};
+  if (!f.op_cache) {
+    // Never initialised, because creating it failed before: there is nothing to release.
+    f.shut_down.store(true, std::memory_order_release);
+    do_shutdown();
+    return {};
+  }
   Result<> first;
   const auto keep = [&first](auto&& result) {
     if (!result && first) first = Error(std::forward<decltype(result)>(result).error());

@@ -183,6 +183,7 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   if (find_device(call, device) != nullptr) {
     std::memset(uuid, 0, sizeof(*uuid));
     uuid->bytes[0] = 'F';
+    std::memcpy(uuid->bytes + 1, &call->number, sizeof(call->number));
     uuid->bytes[15] = static_cast<char>(device);
   }
   return call.code;

@@ -165,7 +165,11 @@ void State::fault(Context& context, CUresult code, const std::string& text) {
 
 // ---- start and end ----
 
-State::State(Options given) : options(std::move(given)) {
+namespace {
+std::atomic<std::uint32_t> num_states{0};
+}
+
+State::State(Options given) : options(std::move(given)), number(++num_states) {
   for (const DeviceOptions& device : options.devices) devices.emplace_back().options = device;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <deque>
 #include <stdexcept>
 
 #include "support/fake_cuda/api.h"
@@ -86,8 +87,9 @@ struct Counted<kIndex, kFunction, CUresult (*)(A...)> {
   }
 };
 
-cuda::Driver make_table(int version) {
-  cuda::Driver driver;
+const cuda::Driver& make_table(int version) {
+  static std::deque<cuda::Driver> tables;
+  cuda::Driver& driver = tables.emplace_back();
 #define METRALE_FAKE_CUDA_FILL(name, version) driver.name##_ = &Counted<k_##name, &api::name>::call;
   METRALE_CUDA_REQUIRED(METRALE_FAKE_CUDA_FILL)
   METRALE_CUDA_OPTIONAL(METRALE_FAKE_CUDA_FILL)

@@ -59,11 +59,11 @@ struct Live {
   std::size_t graph_execs = 0;
   std::size_t user_objects = 0;
   std::size_t modules = 0;
-  std::size_t log_callbacks = 0;
-  std::uint64_t bytes = 0;  ///< Of the blocks.
+  std::size_t log_callbacks = 0;  ///< Not in the total: who listens does so for the life of the process.
+  std::uint64_t bytes = 0;        ///< Of the blocks.
 
   std::size_t total() const {
-    return contexts + blocks + registrations + streams + events + graphs + graph_execs + user_objects + modules + log_callbacks;
+    return contexts + blocks + registrations + streams + events + graphs + graph_execs + user_objects + modules;
   }
   std::string to_string() const;
 };
@@ -83,7 +83,7 @@ class FakeGpu {
   FakeGpu(const FakeGpu&) = delete;
   FakeGpu& operator=(const FakeGpu&) = delete;
 
-  /// The table. Lives as long as this.
+  /// The table. Lives as long as the process, as those of real drivers, and no other fake has it.
   const cuda::Driver& driver() const noexcept { return driver_; }
   /// The table without these optional functions.
   cuda::Driver driver_without(std::initializer_list<std::string_view> functions) const;
@@ -129,7 +129,7 @@ class FakeGpu {
 
  private:
   std::unique_ptr<State> state_;
-  cuda::Driver driver_;
+  const cuda::Driver& driver_;
 };
 
 /// Whether the context is lost after `code`.

@@ -2,6 +2,8 @@
 //
 // Kernel launches: limits, attributes, and how a grid runs. Blocks run one after the other, those of a cooperative grid at once.
 #include <cstring>
+#include <memory>
+#include <span>
 
 #include "support/fake_cuda/api.h"
 #include "support/fake_cuda/state.h"
@@ -12,42 +14,53 @@ namespace {
 
 constexpr std::uint64_t kBlocksPerMultiprocessor = 16;
 
-CUresult run_block(const KernelCall& call, Dim3 index) {
-  // Shared memory holds what an earlier block left.
-  std::vector<std::uint64_t> shared((call.shared_bytes + 7 + 64) / 8, 0xC9C9C9C9C9C9C9C9ULL);
-  void* first = shared.data();
-  std::size_t space = shared.size() * 8;
-  std::align(64, call.shared_bytes, first, space);
+/// Dynamic shared memory of one block, 64-byte aligned. A block finds what an earlier one left.
+class SharedMemory {
+ public:
+  explicit SharedMemory(std::size_t bytes) : memory_(bytes + 64, std::byte{0xC9}) {
+    void* first = memory_.data();
+    std::size_t space = memory_.size();
+    shared_ = {static_cast<std::byte*>(std::align(64, bytes, first, space)), bytes};
+  }
+  std::span<std::byte> get() const { return shared_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::span<std::byte> shared_;
+};
+
+CUresult run_block(const KernelCall& call, Dim3 index, const SharedMemory& shared) {
   const char* fault = nullptr;
-  const host::BlockContext context{call.grid,
-                                   call.block,
-                                   index,
-                                   {static_cast<std::byte*>(first), call.shared_bytes},
-                                   const_cast<const void* const*>(call.params.data()),
-                                   &fault};
-  call.function->fn(context);
+  call.function->fn({call.grid, call.block, index, shared.get(), const_cast<const void* const*>(call.params.data()), &fault});
   return fault == nullptr ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+template <class Fn>
+void for_each_block(Dim3 grid, Fn&& fn) {
+  for (std::uint32_t z = 0; z < grid.z; ++z) {
+    for (std::uint32_t y = 0; y < grid.y; ++y) {
+      for (std::uint32_t x = 0; x < grid.x; ++x) fn(Dim3{x, y, z});
+    }
+  }
 }
 
 CUresult run_grid(const KernelCall& call) {
   if (call.function->is_unloaded) return CUDA_ERROR_ILLEGAL_ADDRESS;
   std::atomic<CUresult> code{CUDA_SUCCESS};
-  std::vector<std::thread> together;
-  for (std::uint32_t z = 0; z < call.grid.z; ++z) {
-    for (std::uint32_t y = 0; y < call.grid.y; ++y) {
-      for (std::uint32_t x = 0; x < call.grid.x; ++x) {
-        const auto run = [&call, &code, index = Dim3{x, y, z}] {
-          if (const CUresult answer = run_block(call, index); answer != CUDA_SUCCESS) code = answer;
-        };
-        if (call.cooperative) {
-          together.emplace_back(run);
-        } else if (code == CUDA_SUCCESS) {
-          run();
-        }
-      }
-    }
+  const auto run = [&](Dim3 index, const SharedMemory& shared) {
+    if (const CUresult answer = run_block(call, index, shared); answer != CUDA_SUCCESS) code = answer;
+  };
+  if (call.cooperative) {
+    std::vector<std::thread> together;
+    for_each_block(call.grid,
+                   [&](Dim3 index) { together.emplace_back([&, index] { run(index, SharedMemory(call.shared_bytes)); }); });
+    for (std::thread& thread : together) thread.join();
+  } else {
+    const SharedMemory shared(call.shared_bytes);
+    for_each_block(call.grid, [&](Dim3 index) {
+      if (code == CUDA_SUCCESS) run(index, shared);
+    });
   }
-  for (std::thread& thread : together) thread.join();
   return code;
 }
 
@@ -181,6 +194,10 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
   std::memset(map, 0, sizeof(*map));
   map->opaque[0] = reinterpret_cast<std::uintptr_t>(address);
   map->opaque[1] = rank;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    map->opaque[2 + i] = sizes[i];
+    map->opaque[7 + i] = box[i];
+  }
   return CUDA_SUCCESS;
 }
 

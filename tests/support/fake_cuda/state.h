@@ -260,6 +260,7 @@ struct State {
   std::mutex mutex;
   std::condition_variable changed;  ///< Some work ended, or a context was lost.
   Options options;
+  const std::uint32_t number;  ///< Devices of different fakes are different devices.
   std::deque<Device> devices;
   bool is_initialised = false;
   bool is_stopping = false;

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Captures against the driver's own rules, where those are narrower than what every backend promises.
+#include "cuda_fixture.h"
+
+namespace metrale::test {
+namespace {
+
+class CudaCapture : public CudaCase {
+ protected:
+  explicit CudaCapture(fake_cuda::Options options = {}) : CudaCase(std::move(options)) {}
+
+  bool runs_work(StreamHandle s, DevicePtr ptr) {
+    take(on().memset_async(ptr, 0x11, 64, s));
+    return read_words(on(), ptr, 1, s)[0] == 0x11111111U;
+  }
+};
+
+TEST_F(CudaCapture, AnotherThreadMayAllocateFreeAndWait) {
+  const StreamHandle s = stream();
+  const StreamHandle other = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  std::thread([&] {
+    for (int i = 0; i < 20; ++i) {
+      const DevicePtr mine = take(on().alloc(1000));
+      take(on().memset_async(mine, 1, 1000, other));
+      take(on().free(mine));
+      take(on().synchronize(other));
+    }
+    take(on().free_host_pinned(take(on().alloc_host_pinned(64)).data(), 64));
+  }).join();
+  take(on().memset_async(ptr, 0x22, 64, s));
+  const GraphHandle graph = take(on().end_capture(s));
+  take(on().launch_graph(graph, s));
+  EXPECT_EQ(read_words(on(), ptr, 1, s)[0], 0x22222222U);
+  take(on().destroy_graph(graph));
+}
+
+TEST_F(CudaCapture, WhatAnotherLibraryBreaksEndsWithAnError) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  // Another library allocates on this thread, and the driver ends the capture badly.
+  CUdeviceptr theirs = 0;
+  ASSERT_EQ(fake.driver().cuMemAlloc_(&theirs, 64), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_FALSE(on().memset_async(ptr, 1, 64, s));
+  const auto ended = on().end_capture(s);
+  ASSERT_FALSE(ended);
+  EXPECT_NE(ended.error().to_string().find("cuStreamEndCapture"), std::string::npos) << ended.error().to_string();
+  EXPECT_FALSE(on().stream_is_capturing(s));
+  EXPECT_TRUE(runs_work(s, ptr));
+  EXPECT_OK(on().health());
+  take(on().free(ptr));
+}
+
+TEST_F(CudaCapture, AFailedStatusQueryCountsAsCapturing) {
+  const StreamHandle s = stream();
+  fake.fail_call("cuStreamIsCapturing", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_TRUE(on().stream_is_capturing(s));
+  EXPECT_FALSE(on().stream_is_capturing(s));
+}
+
+TEST_F(CudaCapture, AnEndThatTheDriverRefusesOnceStillEnds) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  take(on().memset_async(ptr, 1, 64, s));
+  fake.fail_call("cuStreamEndCapture", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_ERRC(on().end_capture(s), Errc::internal);
+  EXPECT_TRUE(runs_work(s, ptr));
+  EXPECT_EQ(fake.live().graphs, 0U);
+}
+
+TEST_F(CudaCapture, AGraphThatCannotBeInstantiatedLeavesNothing) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  take(on().memset_async(ptr, 1, 64, s));
+  fake.fail_call("cuGraphInstantiateWithFlags", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_ERRC(on().end_capture(s), Errc::out_of_memory);
+  EXPECT_EQ(fake.live().graphs, 0U);
+  EXPECT_EQ(on().live_graph_count(), 0U);
+  EXPECT_TRUE(runs_work(s, ptr));
+  EXPECT_OK(on().free(ptr));
+}
+
+TEST_F(CudaCapture, AHostFunctionOfAGraphGoesWithIt) {
+  const StreamHandle s = stream();
+  auto owned = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = owned;
+  take(on().begin_capture(s));
+  take(on().enqueue_host(s, [owned = std::move(owned)] { ++*owned; }));
+  const GraphHandle graph = take(on().end_capture(s));
+  for (int i = 0; i < 3; ++i) take(on().launch_graph(graph, s));
+  take(on().synchronize(s));
+  {
+    const auto count = watch.lock();
+    ASSERT_NE(count, nullptr);
+    EXPECT_EQ(*count, 3);
+  }
+  take(on().destroy_graph(graph));
+  EXPECT_TRUE(eventually([&] { return watch.expired(); }));
+}
+
+TEST_F(CudaCapture, AnAbortedCaptureDropsItsHostFunctions) {
+  const StreamHandle s = stream();
+  auto owned = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = owned;
+  take(on().begin_capture(s));
+  take(on().enqueue_host(s, [owned = std::move(owned)] {}));
+  take(on().abort_capture_if_active(s));
+  EXPECT_TRUE(eventually([&] { return watch.expired(); }));
+}
+
+// A library records kernels on a stream that was wrapped, with pointers this library never saw.
+void expect_library_launch_names_its_memory(GpuBackend& on, fake_cuda::FakeGpu& fake, const cuda::ModuleImage& module) {
+  const cuda::Driver& driver = fake.driver();
+  CUmodule theirs = nullptr;
+  CUfunction store = nullptr;
+  ASSERT_EQ(driver.cuModuleLoadDataEx_(&theirs, module.image.data(), 0, nullptr, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuModuleGetFunction_(&store, theirs, "store"), CUDA_SUCCESS);
+  const StreamHandle s = take(on.create_stream());
+  const DevicePtr ptr = take(on.alloc(64));
+  take(on.begin_capture(s));
+  std::uint64_t inside = ptr.address + 8;
+  std::uint32_t value = 6;
+  void* params[] = {&inside, &value};
+  ASSERT_EQ(
+      driver.cuLaunchKernel_(store, 1, 1, 1, 1, 1, 1, 0, reinterpret_cast<CUstream>(take(on.native_stream(s))), params, nullptr),
+      CUDA_SUCCESS);
+  const GraphHandle graph = take(on.end_capture(s));
+  const auto named = take(on.graph_memory(graph));
+  ASSERT_EQ(named.size(), 1U);
+  EXPECT_EQ(named[0].base, ptr);
+  EXPECT_ERRC(on.free(ptr), Errc::in_use);
+  take(on.destroy_graph(graph));
+  take(on.free(ptr));
+  ASSERT_EQ(driver.cuModuleUnload_(theirs), CUDA_SUCCESS);
+}
+
+TEST_F(CudaCapture, LaunchesOfLibrariesNameTheirMemory) { expect_library_launch_names_its_memory(on(), fake, module); }
+
+class CudaCaptureKernelNodes : public CudaCapture {
+ protected:
+  CudaCaptureKernelNodes() : CudaCapture({.nodes_have_kernels = true}) {}
+};
+
+TEST_F(CudaCaptureKernelNodes, LaunchesOfLibraryKernelsNameTheirMemory) {
+  expect_library_launch_names_its_memory(on(), fake, module);
+}
+
+class CudaCaptureStrict : public CudaCapture {
+ protected:
+  CudaCaptureStrict() : CudaCapture({.idle_forks_count = true}) {}
+};
+
+TEST_F(CudaCaptureStrict, AForkWithoutWorkThatTheDriverRefusesIsRefused) {
+  const StreamHandle a = stream();
+  const StreamHandle b = stream();
+  const EventHandle fork = take(on().create_event());
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(a));
+  take(on().record_event(fork, a));
+  take(on().stream_wait_event(b, fork));
+  EXPECT_ERRC(on().end_capture(a), Errc::invalid_argument);
+  EXPECT_TRUE(runs_work(a, ptr));
+  EXPECT_TRUE(runs_work(b, ptr));
+}
+
+}  // namespace
+}  // namespace metrale::test

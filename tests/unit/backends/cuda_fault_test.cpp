@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Errors of the driver: what they are called, which of them lose the device, and what is still done then.
+#include "cuda_fixture.h"
+
+namespace metrale::test {
+namespace {
+
+class CudaFault : public CudaCase {};
+
+TEST_F(CudaFault, AnErrorNamesTheCallItsNumberAndTheDriversWords) {
+  static_cast<void>(on());
+  fake.fail_call("cuMemAlloc", 1, CUDA_ERROR_NOT_SUPPORTED);
+  const auto refused = on().alloc(64);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::unsupported);
+  EXPECT_EQ(refused.error().native_code(), CUDA_ERROR_NOT_SUPPORTED);
+  const std::string text = refused.error().to_string();
+  EXPECT_THAT(text, ::testing::HasSubstr("cuMemAlloc"));
+  EXPECT_THAT(text, ::testing::HasSubstr("CUDA_ERROR_NOT_SUPPORTED"));
+  EXPECT_THAT(text, ::testing::HasSubstr("operation not supported"));
+  EXPECT_OK(on().health());
+  EXPECT_OK(on().alloc(64));
+  take(on().sweep_unreleased());
+}
+
+TEST_F(CudaFault, ACodeTheDriverCannotNameIsStillAnError) {
+  static_cast<void>(on());
+  fake.fail_call("cuMemAlloc", 1, static_cast<CUresult>(987));
+  const auto refused = on().alloc(64);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().to_string(), ::testing::HasSubstr("987"));
+}
+
+TEST_F(CudaFault, AKernelsFaultIsReportedWithTheDriversLog) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  take(on().launch_typed(take(on().kernel("test", "fault")), {}, {}, 0, s, {}));
+  const Result<> told = on().synchronize(s);
+  ASSERT_FALSE(told);
+  EXPECT_EQ(told.error().code(), Errc::device_lost);
+  EXPECT_EQ(told.error().native_code(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  const std::string text = told.error().to_string();
+  EXPECT_THAT(text, ::testing::HasSubstr("test.fault"));
+  EXPECT_THAT(text, ::testing::HasSubstr("a kernel faulted")) << "what the driver logged";
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+}
+
+TEST_F(CudaFault, ALostDeviceIsNotCalledAgain) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  fake.lose();
+  EXPECT_ERRC(on().synchronize(s), Errc::device_lost);
+  EXPECT_EQ(calls([&] {
+              EXPECT_ERRC(on().alloc(64), Errc::device_lost);
+              EXPECT_ERRC(on().memset_async(ptr, 1, 64, s), Errc::device_lost);
+              EXPECT_OK(on().free(ptr));
+              EXPECT_OK(on().destroy_stream(s));
+            }),
+            0U);
+  EXPECT_EQ(on().abandoned_bytes(), 64U);
+  EXPECT_OK(on().shutdown());
+}
+
+TEST_F(CudaFault, TheProcessStaysLost) {
+  loses_device = true;
+  fake.lose();
+  static_cast<void>(on());
+  fake.lose();
+  EXPECT_ERRC(on().alloc(64), Errc::device_lost);
+  gpu.reset();
+  const auto again = create(fake.driver());
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code(), Errc::device_lost) << again.error().to_string();
+}
+
+TEST_F(CudaFault, HostFunctionsThatNeverRunAreDropped) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  auto owned = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = owned;
+  Gate gate(on(), s);
+  take(on().enqueue_host(s, [owned = std::move(owned)] {}));
+  fake.lose();
+  EXPECT_ERRC(on().synchronize(s), Errc::device_lost);
+  gate.open();
+  gpu.reset();
+  EXPECT_TRUE(eventually([&] { return watch.expired(); }));
+}
+
+TEST_F(CudaFault, ACreationThatFailsLeavesNothing) {
+  const std::uint64_t needed = calls([&] { make().reset(); });
+  for (std::uint64_t n = 1; n <= needed; ++n) {
+    fake.fail_call(n, CUDA_ERROR_UNKNOWN);
+    const auto made = create(fake.driver());
+    if (!made) {
+      EXPECT_THAT(made.error().to_string(), ::testing::HasSubstr(fake.failed_function())) << n;
+    }
+    EXPECT_THAT(fake.dropped_with_context(), ::testing::IsEmpty()) << n << " " << fake.failed_function();
+    ASSERT_FALSE(HasFailure()) << fake.failed_function();
+    fake.clear_failures();
+  }
+}
+
+}  // namespace
+}  // namespace metrale::test

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the CUDA backend does with the driver's memory, beyond what every backend promises.
+#include "cuda_fixture.h"
+
+namespace metrale::test {
+namespace {
+
+class CudaMemory : public CudaCase {};
+
+TEST_F(CudaMemory, FreeingAnIdleBlockIsOneCallOfTheDriver) {
+  const DevicePtr ptr = block(64);
+  EXPECT_EQ(calls("cuMemFree", [&] { take(on().free(ptr)); }), 1U);
+}
+
+TEST_F(CudaMemory, ABlockIsNotGivenToTheDriverBehindAHeldStream) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  {
+    Gate gate(on(), s);
+    take(on().memset_async(ptr, 1, 64, s));
+    // The driver's cuMemFree would wait for the gate.
+    EXPECT_EQ(calls("cuMemFree", [&] { take(on().free(ptr)); }), 0U);
+    EXPECT_EQ(fake.live().blocks, 1U);
+  }
+  take(on().synchronize(s));
+  EXPECT_TRUE(eventually([&] {
+    static_cast<void>(on().device_free_memory().has_value());  // a call that gives back what may go
+    return fake.live().blocks == 0;
+  }));
+}
+
+TEST_F(CudaMemory, ABlockThatWasPutOffIsNotGivenOutBeforeItsWorkIsDone) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(4096);
+  Gate gate(on(), s);
+  take(on().memset_async(ptr, 1, 4096, s));
+  take(on().free(ptr));
+  EXPECT_NE(block(4096), ptr);
+}
+
+TEST_F(CudaMemory, WhatWasPutOffGoesBackAtShutdown) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  Gate gate(on(), s);
+  take(on().memset_async(ptr, 1, 64, s));
+  take(on().free(ptr));
+  gate.open();
+  take(on().shutdown());
+  EXPECT_EQ(fake.live().blocks, 0U);
+}
+
+TEST_F(CudaMemory, BlocksThatWerePutOffServeWhenMemoryIsShort) {
+  fake.set_total_memory(8 << 20);
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(6 << 20);
+  {
+    Gate gate(on(), s);
+    take(on().memset_async(ptr, 1, 64, s));
+    take(on().free(ptr));
+  }
+  take(on().free(block(5 << 20)));
+}
+
+TEST_F(CudaMemory, PinnedMemoryIsMadeOnceAndGoesRound) {
+  take(on().free_host_pinned(take(on().alloc_host_pinned(1000)).data(), 1000));
+  EXPECT_EQ(calls("cuMemHostAlloc",
+                  [&] {
+                    for (int i = 0; i < 100; ++i) {
+                      const auto memory = take(on().alloc_host_pinned(1000));
+                      take(on().free_host_pinned(memory.data(), 1000));
+                    }
+                  }),
+            0U);
+}
+
+TEST_F(CudaMemory, ManagedMemoryIsNotPromisedTwice) {
+  fake.set_total_memory(8 << 20);
+  // The driver would give it: pages are taken when they are touched.
+  const DevicePtr first = take(on().alloc_managed(5 << 20));
+  EXPECT_ERRC(on().alloc_managed(5 << 20), Errc::out_of_memory);
+  take(on().free(first));
+  take(on().free(take(on().alloc_managed(5 << 20))));
+}
+
+TEST_F(CudaMemory, OutOfMemoryCarriesTheDriversCode) {
+  const auto refused = on().alloc(std::uint64_t{1} << 50);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().native_code(), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(refused.error().native_text(), "CUDA_ERROR_OUT_OF_MEMORY");
+}
+
+TEST_F(CudaMemory, AFreeThatTheDriverRefusesOnceIsTriedAgain) {
+  const DevicePtr ptr = block(64);
+  fake.fail_call("cuMemFree", 1, CUDA_ERROR_UNKNOWN);
+  const Result<> freed = on().free(ptr);
+  EXPECT_ERRC(freed, Errc::internal);
+  EXPECT_NE(freed.error().to_string().find("cuMemFree"), std::string::npos) << freed.error().to_string();
+  EXPECT_EQ(on().live_bytes(), 0U);
+  take(on().shutdown());
+  EXPECT_EQ(fake.live().blocks, 0U);
+}
+
+// ---- contexts ----
+
+TEST_F(CudaMemory, BackendsOfADeviceShareItsContextAndTheLastGivesItBack) {
+  EXPECT_EQ(on().name(), "cuda");
+  auto other = make();
+  EXPECT_EQ(fake.num_retains(), 1);
+  other.reset();
+  EXPECT_EQ(fake.num_retains(), 1);
+  gpu.reset();
+  EXPECT_EQ(fake.num_retains(), 0);
+}
+
+TEST_F(CudaMemory, TheThreadsOwnContextComesBackWhenABackendGoes) {
+  const cuda::Driver& driver = fake.driver();
+  CUcontext mine = nullptr;
+  ASSERT_EQ(driver.cuDevicePrimaryCtxRetain_(&mine, 0), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuCtxSetCurrent_(mine), CUDA_SUCCESS);
+  make().reset();
+  CUdeviceptr ptr = 0;
+  EXPECT_EQ(driver.cuMemAlloc_(&ptr, 64), CUDA_SUCCESS) << "the context of another library was taken away";
+  EXPECT_EQ(driver.cuMemFree_(ptr), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuDevicePrimaryCtxRelease_(0), CUDA_SUCCESS);
+}
+
+TEST_F(CudaMemory, ADeviceThatIsNotThereIsRefusedByNumber) {
+  const auto refused = create(fake.driver(), 3);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Errc::invalid_argument);
+  EXPECT_NE(refused.error().message().find("3"), std::string::npos) << refused.error().to_string();
+}
+
+// ---- two devices ----
+
+class CudaTwoDevices : public CudaCase {
+ protected:
+  CudaTwoDevices() : CudaCase({.devices = std::vector<fake_cuda::DeviceOptions>(2)}) {}
+};
+
+TEST_F(CudaTwoDevices, CopyBetweenThemAndEnablePeerAccessOnce) {
+  auto peer = make(1);
+  const DevicePtr src = take(peer->alloc(64));
+  take(peer->memset(src, 0x5A, 64));
+  const StreamHandle s = stream();
+  const DevicePtr dst = block(64);
+  EXPECT_EQ(calls("cuCtxEnablePeerAccess",
+                  [&] {
+                    for (int i = 0; i < 3; ++i) take(on().copy_peer_async(dst, *peer, src, 64, s));
+                  }),
+            1U);
+  std::vector<std::uint32_t> words = read_words(on(), dst, 16, s);
+  EXPECT_THAT(words, ::testing::Each(0x5A5A5A5AU));
+  take(peer->free(src));
+}
+
+TEST_F(CudaTwoDevices, AFaultOnOneLeavesTheOtherAlone) {
+  loses_device = true;
+  auto peer = make(1);
+  fake.lose(CUDA_ERROR_ILLEGAL_ADDRESS, 1);
+  EXPECT_ERRC(peer->alloc(64), Errc::device_lost);
+  EXPECT_OK(on().alloc(64));
+  EXPECT_OK(on().health());
+}
+
+}  // namespace
+}  // namespace metrale::test
