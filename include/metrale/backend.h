@@ -319,6 +319,10 @@ class GpuBackend : public BackendHooks {
   /// Errors: invalid_argument (zero dimension, too many threads, null `params` of a kernel that has parameters).
   Result<> launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream, void** params,
                   Site site = Site::current());
+  /// Makes the tensor map of a matrix in known memory (tensor_map.h). Nothing is enqueued; legal in a capture.
+  /// Errors: invalid_argument (quantised type, no elements, a stride too short, alignment, an empty or too large box), out_of_range
+  ///   (the matrix leaves its block).
+  Result<TensorMap> tensor_map(const TensorTile& tile, Site site = Site::current());
   /// What the kernel publishes; valid until modules are unloaded.
   Result<const KernelFacts*> kernel_facts(KernelHandle kernel, Site site = Site::current()) const;
   /// "module.function" of a handle, for messages.

@@ -22,6 +22,7 @@
 #include "metrale/kernel_args.h"
 #include "metrale/kernel_registry.h"
 #include "metrale/result.h"
+#include "metrale/tensor_map.h"
 #include "metrale/types.h"
 
 namespace metrale {
@@ -188,6 +189,8 @@ class BackendHooks {
   virtual Result<KernelFacts> do_kernel_facts(NativeKernel kernel);
   /// The signature, sizes and attributes were checked.
   virtual Result<> do_launch(const LaunchDesc& launch);
+  /// The tile was checked. Capability::tensor_maps.
+  virtual Result<TensorMap> do_tensor_map(const TensorTile& tile);
   /// Null where there is no module set.
   virtual KernelRegistry* do_kernel_registry() noexcept { return nullptr; }
   virtual Result<> do_unload_modules();

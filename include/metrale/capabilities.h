@@ -35,6 +35,7 @@ enum class Capability : std::uint8_t {
   cluster_launch,      ///< LaunchAttributes::cluster
   dependent_launch,    ///< LaunchAttributes::dependent_launch
   device_symbols,      ///< kernel_registry()->device_symbol
+  tensor_maps,         ///< tensor_map
   processor_count,     ///< sm_count
   computes,            ///< Kernels really run. The mock records launches and computes nothing.
 };

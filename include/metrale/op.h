@@ -21,7 +21,7 @@ enum class Op : std::uint8_t {
   create_stream, destroy_stream, wrap_stream, synchronize, synchronize_for, synchronize_device, query, enqueue_host,
   create_event, destroy_event, record_event, stream_wait_event, event_synchronize, event_query, event_elapsed_ns,
   begin_capture, end_capture, abort_capture, stream_is_capturing, launch_graph, destroy_graph, capture_uses,
-  kernel, launch, launch_raw, device_symbol, unload_modules, has_module, bind_to_thread, sm_count,
+  kernel, launch, launch_raw, tensor_map, device_symbol, unload_modules, has_module, bind_to_thread, sm_count,
 };
 // clang-format on
 inline constexpr std::size_t kNumOps = static_cast<std::size_t>(Op::sm_count) + 1;

@@ -104,6 +104,7 @@ Result<NativeKernel> BackendHooks::do_find_kernel(std::string_view, std::string_
 Result<bool> BackendHooks::do_has_module(std::string_view) { return absent(do_name(), "kernels"); }
 Result<KernelFacts> BackendHooks::do_kernel_facts(NativeKernel) { return absent(do_name(), "kernels"); }
 Result<> BackendHooks::do_launch(const LaunchDesc&) { return absent(do_name(), "kernels"); }
+Result<TensorMap> BackendHooks::do_tensor_map(const TensorTile&) { return absent(do_name(), "tensor maps"); }
 Result<> BackendHooks::do_unload_modules() { return {}; }
 
 }  // namespace metrale

@@ -10,7 +10,8 @@ namespace {
 constexpr std::array<std::string_view, kNumCapabilities> kNames{
     "memory", "managed_memory", "pinned_memory", "host_registration", "host_alias", "pooled_memory", "copies", "peer_copies",
     "streams", "stream_priorities", "foreign_streams", "events", "timed_events", "host_callbacks", "graphs", "kernels",
-    "raw_launch", "cooperative_launch", "cluster_launch", "dependent_launch", "device_symbols", "processor_count", "computes",
+    "raw_launch", "cooperative_launch", "cluster_launch", "dependent_launch", "device_symbols", "tensor_maps",
+    "processor_count", "computes",
 };
 // clang-format on
 static_assert(!kNames.back().empty(), "every Capability has a name");

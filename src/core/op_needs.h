@@ -71,6 +71,7 @@ constexpr Needs needs(Op op) {
     case Op::has_module: return Needs::of(kernels);
     case Op::launch: return Needs::of(kernels, streams);
     case Op::launch_raw: return Needs::of(raw_launch, kernels, streams);
+    case Op::tensor_map: return Needs::of(tensor_maps);
     case Op::device_symbol: return Needs::of(device_symbols);
     case Op::sm_count: return Needs::of(processor_count);
     default: return {};

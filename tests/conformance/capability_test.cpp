@@ -225,6 +225,14 @@ const std::vector<Rule>& rules() {
          }}},
        [](GpuBackend& b) { return drop(b.kernel_registry()->device_symbol(kModule, kSymbol)); },
        {kernels}},
+      {tensor_maps,
+       {{"tensor_map", [](GpuBackend& b) { return drop(b.tensor_map({})); }}},
+       [](GpuBackend& b) -> Result<> {
+         const DevicePtr ptr = METRALE_TRY(b.alloc(512));
+         return drop(b.tensor_map(
+             {.address = ptr, .dtype = DType::f32, .rows = 8, .cols = 16, .row_stride_bytes = 64, .box_rows = 4, .box_cols = 8}));
+       },
+       {memory}},
       {processor_count,
        {{"sm_count", [](GpuBackend& b) { return drop(b.sm_count()); }}},
        [](GpuBackend& b) { return drop(b.sm_count()); },

@@ -79,6 +79,7 @@ Capabilities CudaBackend::do_capabilities() const {
   need(Capability::cooperative_launch, context_->attribute(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) != 0, "cooperative launch");
   need(Capability::cluster_launch, context_->attribute(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0, "clusters");
   need(Capability::dependent_launch, major >= 9, "programmatic dependent launch, which begins with 9.0");
+  need(Capability::tensor_maps, major >= 9 && driver_.cuTensorMapEncodeTiled_ != nullptr, "tensor maps, which begin with 9.0");
   return all;
 }
 

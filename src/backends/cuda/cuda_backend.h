@@ -125,6 +125,7 @@ class CudaBackend final : public GpuBackend {
   Result<bool> do_has_module(std::string_view module) override;
   Result<KernelFacts> do_kernel_facts(NativeKernel kernel) override;
   Result<> do_launch(const LaunchDesc& launch) override;
+  Result<TensorMap> do_tensor_map(const TensorTile& tile) override;  // tensor_map.cpp
   KernelRegistry* do_kernel_registry() noexcept override { return &registry_; }
   Result<> do_unload_modules() override;
 

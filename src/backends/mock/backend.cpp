@@ -33,6 +33,7 @@ Capabilities MockBackend::do_capabilities() const {
   all.lacks(Capability::computes, "the mock records launches and computes nothing");
   all.lacks(Capability::device_symbols, "the mock has no modules");
   all.lacks(Capability::managed_memory, "the mock's addresses are none of the host's");
+  all.lacks(Capability::tensor_maps, "the mock's kernels read nothing");
   all.lacks(Capability::stream_priorities, "the mock's streams have one priority");
   for (const Capability capability : state().without) all.lacks(capability, "the mock was created without it");
   return all;
