@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Module "bench" on the host backend: the kernels of kernels/cuda/common/bench.cu that a host can have.
+// Module "bench" on the host backend: those of kernels/cuda/common/bench.cu.
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "bench/suites.h"
 
@@ -44,19 +46,23 @@ void fill(const BlockContext& c) {
   }
 }
 
+void hold(const BlockContext& c) { std::this_thread::sleep_for(std::chrono::nanoseconds(c.arg<std::uint64_t>(0))); }
+
 constexpr std::array<std::uint32_t, 8> kNop8{8, 8, 8, 8, 4, 4, 4, 4};
 constexpr std::array<std::uint32_t, 1> kNopWaits{8};
 constexpr std::array<std::uint32_t, 3> kTouch{8, 8, 8};
 constexpr std::array<std::uint32_t, 3> kFill{8, 8, 4};
+constexpr std::array<std::uint32_t, 1> kHold{8};
 
 }  // namespace
 
 std::span<const host::HostKernel> host_kernels() noexcept {
-  static constexpr std::array<host::HostKernel, 4> kKernels{{
+  static constexpr std::array<host::HostKernel, 5> kKernels{{
       {.module = kBenchModule, .function = "nop8", .fn = nop8, .param_bytes = kNop8},
       {.module = kBenchModule, .function = "nop_waits", .fn = nop_waits, .param_bytes = kNopWaits, .waits_for_dependency = true},
       {.module = kBenchModule, .function = "touch", .fn = touch, .param_bytes = kTouch},
       {.module = kBenchModule, .function = "fill", .fn = fill, .param_bytes = kFill},
+      {.module = kBenchModule, .function = "hold", .fn = hold, .param_bytes = kHold},
   }};
   return kKernels;
 }

@@ -27,7 +27,7 @@ inline constexpr std::string_view kBenchModule = "bench";
 /// How much is measured. The default is for a GPU; `small` ends within seconds on a host and in tests, and its figures say nothing.
 struct Scale {
   std::uint32_t rounds = 15;
-  double warm_up_seconds = 1.5;
+  double warm_up_seconds = 1.2;      ///< Before each suite and model.
   double row_seconds = 12;           ///< A row that takes longer ends early, but not before three rounds.
   std::uint32_t launch_batch = 512;  ///< Launches between two waits: the driver's queue holds some thousand.
   std::uint32_t launch_batches = 4;

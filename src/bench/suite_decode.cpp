@@ -63,6 +63,7 @@ Result<> measure_decoder(Session& session, const Options& options, Decoder& deco
   std::vector<TokenId> prompt(scale.context_tokens);
   for (TokenId& id : prompt) id = static_cast<TokenId>(random() % vocab);
 
+  METRALE_TRY(session.warm_up());  // loading a model keeps the host busy and lets the device's clocks fall
   // A first prompt takes what is done once; the second is timed.
   double prefill = 0;
   std::optional<Sequence> sequence;
@@ -134,10 +135,17 @@ Result<> measure_file(Session& session, const Options& options) {
 
 Result<> run_decode(Session& session, const Options& options) {
   METRALE_TRY(session.sweep_bytes_per_second());
+  // A model that does not run is no reason to leave out the others.
+  const auto note = [&](std::string_view name, const Result<>& done) {
+    if (!done) session.report().failures.push_back(fmt::format("decode, {}: {}", name, done.error().to_string()));
+  };
   if (session.scale().large_models) {
-    for (const Model& model : kModels) METRALE_TRY(measure_shape(session, options, model));
+    for (const Model& model : kModels) {
+      note(model.shape, measure_shape(session, options, model));
+      METRALE_TRY(session.backend().health());
+    }
   }
-  if (!options.model.empty()) METRALE_TRY(measure_file(session, options));
+  if (!options.model.empty()) note(options.model, measure_file(session, options));
   return {};
 }
 

@@ -55,12 +55,12 @@ Result<Report> run_suites(GpuBackend& backend, RawDevice* raw, const Options& op
   report.rounds = options.scale.rounds;
   const auto state = [&] { return raw != nullptr ? read_gpu_state(raw->uuid()) : std::nullopt; };
 
-  tell("warm-up");
   METRALE_TRY(session.warm_up());
   report.before = state();
   for (const std::string& name : options.suites) {
     tell(name);
-    const Result<> done = find_suite(name)->run(session, options);
+    Result<> done = session.warm_up();
+    if (done) done = find_suite(name)->run(session, options);
     if (done) continue;
     report.failures.push_back(fmt::format("{}: {}", name, done.error().to_string()));
     if (!backend.health()) break;
