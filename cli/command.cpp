@@ -54,6 +54,7 @@ CLI::Option* add_model_option(CLI::App& command, std::string& model, const std::
 
 void ComputeChoice::apply(DecoderOptions& options) const {
   options.precision = precision == "exact" ? Precision::exact : Precision::fast;
+  options.tokens_per_replay = tokens_per_replay;
   options.kv_type.reset();
   if (kv == "f32") options.kv_type = DType::f32;
   if (kv == "bf16") options.kv_type = DType::bf16;
@@ -66,6 +67,11 @@ void add_compute_options(CLI::App& command, ComputeChoice& choice) {
       ->capture_default_str();
   command.add_option("--kv", choice.kv, "Element type of the KV cache; auto: what suits backend and precision")
       ->check(one_of({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  command
+      .add_option("--tokens-per-replay", choice.tokens_per_replay,
+                  "Tokens that the device decodes greedily between two waits of the host; 0: what suits the backend")
+      ->check(whole_number(0, 256))
       ->capture_default_str();
 }
 

@@ -49,10 +49,11 @@ CLI::Option* add_model_option(CLI::App& command, std::string& model, const std::
 struct ComputeChoice {
   std::string precision = "fast";
   std::string kv = "auto";
+  std::uint32_t tokens_per_replay = 0;
 
   void apply(DecoderOptions& options) const;
 };
-/// Adds `--precision` and `--kv`.
+/// Adds `--precision`, `--kv` and `--tokens-per-replay`.
 void add_compute_options(CLI::App& command, ComputeChoice& choice);
 
 /// Checks of an option's text, for `CLI::Option::check`: what is wrong with it, or nothing.

@@ -8,6 +8,7 @@
 #include "metrale/backend.h"
 #include "metrale/backend_hooks.h"
 #include "metrale/backends.h"
+#include "metrale/backends/cuda.h"
 #include "metrale/backends/cuda_kernels.h"
 #include "metrale/backends/cuda_module.h"
 #include "metrale/backends/host.h"

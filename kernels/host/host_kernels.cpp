@@ -4,6 +4,7 @@
 #include "decoder/decoder.h"
 #include "matmul/matmul.h"
 #include "metrale/switches.h"
+#include "sampling/sampling.h"
 
 namespace metrale::host {
 namespace {
@@ -18,7 +19,9 @@ matmul::Isa isa() {
 
 }  // namespace
 
-std::vector<std::span<const HostKernel>> kernel_tables() { return {matmul::kernels(isa()), decoder::kernels(isa())}; }
+std::vector<std::span<const HostKernel>> kernel_tables() {
+  return {matmul::kernels(isa()), decoder::kernels(isa()), sampling::kernels()};
+}
 
 std::string_view kernel_isa() { return matmul::to_string(isa()); }
 

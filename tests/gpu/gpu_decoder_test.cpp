@@ -100,6 +100,19 @@ TEST_P(GpuDecoder, FastStepsChooseAsTheHostDoes) {
   }
 }
 
+TEST_P(GpuDecoder, SeveralTokensAReplayAreThoseOfSingleSteps) {
+  for (const Precision precision : {Precision::exact, Precision::fast}) {
+    LoadedModel model(*backend, folder, {.precision = precision, .tokens_per_replay = 8});
+    for (int n = 0; n < Golden::kPrompts; ++n) {
+      const auto expected = greedy_text(*model.decoder, golden.prompt(n), golden.greedy(n).size());
+      if (precision == Precision::exact) {
+        EXPECT_EQ(expected, golden.greedy(n));
+      }
+      EXPECT_EQ(greedy_text_in_replays(*model.decoder, golden.prompt(n), expected.size()), expected) << "prompt " << n;
+    }
+  }
+}
+
 TEST_P(GpuDecoder, OneWaitAndOneReplayForAStep) {
   LoadedModel model(*backend, folder);
   Sequence sequence = ok(model.decoder->start());

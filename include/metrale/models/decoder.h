@@ -38,6 +38,8 @@ struct DecoderOptions {
   std::optional<DType> kv_type = {};
   std::uint32_t kv_block_tokens = 16;
   Precision precision = Precision::fast;
+  /// Tokens that one replay decodes in `append_greedy`. 0: what suits the backend, 1 on the host.
+  std::uint32_t tokens_per_replay = 0;
   /// Let a kernel of a step start before the one ahead of it ends, where backend and kernel can. Off to compare.
   bool dependent_launch = true;
 };
@@ -129,6 +131,13 @@ class Decoder {
   ///   internal (the logits are not finite), otherwise those of the backend: the sequence can only be dropped then.
   Result<Step> append(Sequence& sequence, std::span<const TokenId> ids, StepOutput output = StepOutput::token);
 
+  /// Appends `id`, then the model's own choices one after the other, and returns the choices: `tokens_per_replay` of them where so
+  /// many are allowed by `most` and by the context, else one. The last is not appended yet; give it to the next call. Waits for the
+  /// device once. A choice that ends the text is found by the caller, and what follows it is to be dropped with the sequence.
+  /// Lifetime: the choices are valid until the decoder's next call.
+  /// Errors: as `append`.
+  Result<std::span<const TokenId>> append_greedy(Sequence& sequence, TokenId id, std::uint64_t most);
+
   /// Appends `ids` and returns every position's logits, [ids.size(), vocab], finite or not. Waits once for every `logit_rows`
   /// rows. Errors: as `append`, but for internal.
   Result<std::vector<float>> append_all_logits(Sequence& sequence, std::span<const TokenId> ids);
@@ -139,7 +148,7 @@ class Decoder {
   Result<std::vector<RowScore>> append_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
 
   const ModelConfig& config() const noexcept;
-  /// With `kv_type` decided.
+  /// With `kv_type` and `tokens_per_replay` decided.
   const DecoderOptions& options() const noexcept;
   const DecoderStats& stats() const noexcept;
   /// The cache of the attention layers, in their order; null before `reserve`.

@@ -26,6 +26,9 @@ class CudaPlans final : public LaunchPlans {
     return precision == Precision::exact ? DType::f32 : DType::bf16;
   }
 
+  // Waiting for the device and starting the next replay leave it idle for some 10 us.
+  std::uint32_t default_tokens_per_replay() const noexcept override { return 8; }
+
   bool supports(DType weights) const noexcept override { return matmul::supports(weights); }
   bool can_repack(DType weights, std::uint32_t k) const noexcept override { return matmul::can_repack(weights, k); }
   int activation_class(DType weights, Precision precision) const noexcept override {

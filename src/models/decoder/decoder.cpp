@@ -133,6 +133,21 @@ Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const Tok
   return result;
 }
 
+Result<std::span<const TokenId>> Decoder::Impl::run_several(Sequence& sequence, TokenId id) {
+  const std::uint32_t count = options.tokens_per_replay;
+  stage(sequence, {&id, 1}, {});
+  METRALE_TRY(graphs.several.launch(stream.handle()));
+  ++stats.graph_replays;
+  stats.tokens += count;
+  sequence.length_ += count;
+  METRALE_TRY(wait());
+  const std::span<const TokenId> tokens = host_tokens();
+  const auto bad = std::ranges::find_if(tokens, [](TokenId token) { return token < 0; });
+  if (bad == tokens.end()) return tokens;
+  return Error(Errc::internal, fmt::format("the logits after {} tokens are not finite: the weights or a kernel are at fault",
+                                           sequence.length_ - count + 1 + static_cast<std::uint64_t>(bad - tokens.begin())));
+}
+
 Result<std::vector<float>> Decoder::Impl::run_all_logits(Sequence& sequence, std::span<const TokenId> ids) {
   std::vector<float> logits(ids.size() * config.vocab_size);
   std::size_t done = 0;
@@ -193,6 +208,19 @@ Result<Decoder::Step> Decoder::append(Sequence& sequence, std::span<const TokenI
   return guarded(sequence.broken_, [&] { return impl_->run(sequence, ids, output); });
 }
 
+Result<std::span<const TokenId>> Decoder::append_greedy(Sequence& sequence, TokenId id, std::uint64_t most) {
+  METRALE_TRY(impl_->check_append(sequence, {&id, 1}));
+  const std::uint64_t count = impl_->options.tokens_per_replay;
+  const std::uint64_t room = std::min<std::uint64_t>(impl_->context_tokens, impl_->config.max_position) - sequence.length_;
+  const bool several = count > 1 && count <= std::min(most, room);
+  METRALE_TRY(sequence.blocks_.reserve(sequence.length_ + (several ? count : 1)));
+  return guarded(sequence.broken_, [&]() -> Result<std::span<const TokenId>> {
+    if (several) return impl_->run_several(sequence, id);
+    METRALE_TRY(impl_->run(sequence, {&id, 1}, StepOutput::token));
+    return std::span<const TokenId>(&impl_->host_best(), 1);
+  });
+}
+
 Result<std::vector<float>> Decoder::append_all_logits(Sequence& sequence, std::span<const TokenId> ids) {
   METRALE_TRY(impl_->check_append(sequence, ids));
   METRALE_TRY(sequence.blocks_.reserve(sequence.length_ + ids.size()));
@@ -225,5 +253,7 @@ std::span<RowScore> Decoder::Impl::host_scores() const {
 std::int32_t& Decoder::Impl::host_best() const {
   return *reinterpret_cast<std::int32_t*>(staging.outputs.bytes().data() + host_logits().size_bytes() + host_scores().size_bytes());
 }
+
+std::span<std::int32_t> Decoder::Impl::host_tokens() const { return {&host_best() + 1, options.tokens_per_replay}; }
 
 }  // namespace metrale

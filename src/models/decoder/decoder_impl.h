@@ -35,6 +35,7 @@ struct DecoderActivations {
   DevicePtr rotary;  ///< [.., 2, pairs]
   DevicePtr logits;  ///< [logit_rows, vocab]
   DevicePtr best;    ///< int32 [1]
+  DevicePtr tokens;  ///< int32 [tokens_per_replay]
   DevicePtr scores;  ///< RowScore [chunk_tokens]
   struct LinearState {
     DevicePtr conv;   ///< [max_sequences, conv_kernel - 1, conv_dim]
@@ -60,10 +61,12 @@ class DecoderGraphs final : public ModelResource {
   Result<> release(GpuBackend& backend) override {
     METRALE_TRY(models::check_own_backend(*backend_, backend, label()));
     Result<> first = token.release();
+    first = models::first_failure(std::move(first), several.release());
     return models::first_failure(std::move(first), logits.release());
   }
-  Graph token;   ///< ends with the id
-  Graph logits;  ///< and with every logit
+  Graph token;    ///< ends with the id
+  Graph several;  ///< `tokens_per_replay` steps, each of which feeds the next; none where that is 1
+  Graph logits;   ///< ends with the id and every logit
 
  private:
   GpuBackend* backend_;
@@ -88,7 +91,7 @@ class DecoderStaging final : public ModelResource {
     return models::first_failure(std::move(first), outputs.release());
   }
   PinnedBuffer inputs;   ///< a StepLayout
-  PinnedBuffer outputs;  ///< logits [logit_rows, vocab], scores [chunk_tokens], best
+  PinnedBuffer outputs;  ///< logits [logit_rows, vocab], scores [chunk_tokens], best, tokens [tokens_per_replay]
 
  private:
   GpuBackend* backend_;
@@ -133,6 +136,7 @@ struct Decoder::Impl {
   Result<> drop_context();
   Result<> make_context(std::uint64_t tokens);
   Result<> capture_step(Graph& graph, StepOutput output);
+  Result<> capture_several();
 
   // forward.cpp; each enqueues on `stream`
   Result<> forward(std::uint32_t m);
@@ -149,6 +153,7 @@ struct Decoder::Impl {
   void stage(const Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<> run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<Step> run(Sequence& sequence, std::span<const TokenId> ids, StepOutput output);
+  Result<std::span<const TokenId>> run_several(Sequence& sequence, TokenId id);
   Result<std::vector<float>> run_all_logits(Sequence& sequence, std::span<const TokenId> ids);
   Result<std::vector<RowScore>> run_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<> wait();
@@ -156,6 +161,7 @@ struct Decoder::Impl {
   std::span<float> host_logits() const;
   std::span<RowScore> host_scores() const;
   std::int32_t& host_best() const;
+  std::span<std::int32_t> host_tokens() const;
 };
 
 }  // namespace metrale

@@ -21,6 +21,8 @@ Result<> Decoder::Impl::check_options() const {
     return wrong(fmt::format("chunk_tokens {} and max_sequences {} of a decoder may be 65536, and logit_rows {} a chunk at most",
                              options.chunk_tokens, options.max_sequences, options.logit_rows));
   }
+  if (options.tokens_per_replay > 256)
+    return wrong(fmt::format("tokens_per_replay {} of a decoder; 256 is the most", options.tokens_per_replay));
   if (options.kv_type.value_or(DType::f32) != DType::f32 && options.kv_type != DType::bf16)
     return wrong(fmt::format("the decoders keep keys and values as f32 or bf16, not {}", to_string(*options.kv_type)));
   if (config.num_layers_of(LayerKind::full_attention) == 0)
@@ -49,6 +51,7 @@ Result<> Decoder::Impl::allocate_activations() {
   r.add("attend scratch", scratch_bytes, act.attend_scratch);
   r.add("logits", std::uint64_t{options.logit_rows} * config.vocab_size * f, act.logits);
   r.add("best", sizeof(std::int32_t), act.best);
+  r.add("tokens", options.tokens_per_replay * sizeof(std::int32_t), act.tokens);
   r.add("scores", m * sizeof(RowScore), act.scores);
   act.states.resize(num_linear);
   if (num_linear != 0) {
@@ -64,8 +67,8 @@ Result<> Decoder::Impl::allocate_activations() {
   METRALE_TRY(r.allocate());
   ops->set_prepared(act.prepared);
   if (scratch_bytes != 0) METRALE_TRY(ops->clear(act.attend_scratch, scratch_bytes));
-  const std::uint64_t output_bytes =
-      std::uint64_t{options.logit_rows} * config.vocab_size * f + m * sizeof(RowScore) + sizeof(std::int32_t);
+  const std::uint64_t output_bytes = std::uint64_t{options.logit_rows} * config.vocab_size * f + m * sizeof(RowScore) +
+                                     (1 + options.tokens_per_replay) * sizeof(std::int32_t);
   staging.outputs = METRALE_TRY(PinnedBuffer::create(backend, output_bytes));
   return {};
 }
@@ -102,6 +105,7 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
   staging.inputs = METRALE_TRY(PinnedBuffer::create(backend, step_layout.end));
   METRALE_TRY(capture_step(graphs.token, StepOutput::token));
   METRALE_TRY(capture_step(graphs.logits, StepOutput::logits));
+  if (options.tokens_per_replay > 1) METRALE_TRY(capture_several());
   context_tokens = tokens;
   return {};
 }
@@ -113,6 +117,22 @@ Result<> Decoder::Impl::capture_step(Graph& graph, StepOutput output) {
   METRALE_TRY(forward(1));
   METRALE_TRY(finish(0, output));
   graph = METRALE_TRY(capture.end());
+  ++stats.graph_captures;
+  return {};
+}
+
+Result<> Decoder::Impl::capture_several() {
+  CaptureScope capture = METRALE_TRY(CaptureScope::begin(backend, stream.handle()));
+  METRALE_TRY(ops->copy_h2d_retained(step, staging.inputs.bytes().first(step_layout.one_token_end)));
+  for (std::uint32_t i = 0; i < options.tokens_per_replay; ++i) {
+    ops->begin_step();
+    METRALE_TRY(forward(1));
+    METRALE_TRY(head(0, 1));
+    METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
+    METRALE_TRY(ops->advance(act.best, step, step.offset(step_layout.ids), act.tokens, {.index = i}));
+  }
+  METRALE_TRY(ops->copy_d2h(std::as_writable_bytes(host_tokens()), act.tokens));
+  graphs.several = METRALE_TRY(capture.end());
   ++stats.graph_captures;
   return {};
 }
@@ -143,6 +163,7 @@ Result<std::unique_ptr<Decoder>> Decoder::create(GpuBackend& backend, const Mode
   d.slot_taken.resize(options.max_sequences);
   d.stream = METRALE_TRY(Stream::create(backend));
   d.ops = METRALE_TRY(Ops::create(backend, d.stream.handle(), {options.precision, options.dependent_launch}));
+  if (options.tokens_per_replay == 0) d.options.tokens_per_replay = d.ops->plans().default_tokens_per_replay();
   if (!options.kv_type) d.options.kv_type = d.ops->plans().default_kv_type(options.precision);
   d.weights = METRALE_TRY(ModelWeights::create(backend, config, file, d.ops->plans()));
   METRALE_TRY(d.weights->bind(weights, file, *d.ops));

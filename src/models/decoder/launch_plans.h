@@ -31,6 +31,9 @@ class LaunchPlans {
   /// What keys and values are kept as where the options leave it open.
   virtual DType default_kv_type(Precision precision) const noexcept = 0;
 
+  /// Tokens that one replay decodes greedily where the options leave it open.
+  virtual std::uint32_t default_tokens_per_replay() const noexcept { return 1; }
+
   // ---- matrices ----
   virtual bool supports(DType weights) const noexcept = 0;
   /// Whether `repack` takes a matrix of k columns.

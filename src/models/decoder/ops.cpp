@@ -50,6 +50,7 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, const OpsOptio
       {k.delta, kDecoderModule, "delta"},
       {k.argmax, kDecoderModule, "argmax"},
       {k.score, kDecoderModule, "score"},
+      {k.advance, kSamplingModule, "advance"},
   };
   const auto find = [&](std::string_view module, std::string_view function) -> Result<Kernel> {
     const OpCache::Kernel found = METRALE_TRY(backend.op_cache().kernel(module, function));
@@ -218,6 +219,10 @@ Result<> Ops::delta(const Delta& t, const DeltaParams& params) {
 
 Result<> Ops::argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) {
   return launch(kernels_.argmax, plans_->rows(params), logits, ids, params);
+}
+
+Result<> Ops::advance(DevicePtr token, DevicePtr step, DevicePtr ids, DevicePtr tokens, const AdvanceParams& params) {
+  return launch(kernels_.advance, {}, token, step, ids, tokens, params);
 }
 
 Result<> Ops::score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params) {

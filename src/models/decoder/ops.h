@@ -13,6 +13,7 @@
 #include "metrale/backend.h"
 #include "metrale/models/decoder_kernels.h"
 #include "metrale/models/matmul_kernels.h"
+#include "metrale/models/sampling_kernels.h"
 #include "metrale/result.h"
 #include "models/decoder/launch_plans.h"
 
@@ -67,6 +68,10 @@ class Ops {
   Result<> copy_d2h(std::span<std::byte> to, DevicePtr from);
   Result<> clear(DevicePtr to, std::uint64_t bytes);
 
+  /// Begins another step of the same capture: its first kernel waits for the end of all before, since kernels read the step's
+  /// inputs and states ahead of their own wait.
+  void begin_step() noexcept { after_kernel_ = false; }
+
   // ---- kernels ----
   Result<> repack(Matrix& weight);
   Result<> gather(DevicePtr ids, const Matrix& weight, std::uint32_t m, DevicePtr y);
@@ -117,6 +122,8 @@ class Ops {
   };
   Result<> delta(const Delta& tensors, const DeltaParams& params);
   Result<> argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params);
+  /// The token becomes the input of the step that `begin_step` begins.
+  Result<> advance(DevicePtr token, DevicePtr step, DevicePtr ids, DevicePtr tokens, const AdvanceParams& params);
   Result<> score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params);
 
  private:
@@ -144,7 +151,7 @@ class Ops {
 
   struct Kernels {
     Kernel repack, gather, prepare, linear, linear4, swiglu;
-    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score;
+    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score, advance;
     std::uint32_t attend_tile = 0;
     std::uint32_t conv_tile = 0;
   } kernels_;

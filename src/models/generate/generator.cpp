@@ -182,10 +182,13 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   const auto cancelled = [&] { return request.cancel && request.cancel->load(std::memory_order_relaxed); };
 
   Sequence sequence = METRALE_TRY(decoder_->start());
+  const auto of_this_model = [&](Error error) {
+    // What is not finite is most often in the weights.
+    return error.code() == Errc::internal ? std::move(error).with_note(fmt::format("model {}", path_)) : std::move(error);
+  };
   const auto append = [&](std::span<const TokenId> tokens, StepOutput wanted) -> Result<Decoder::Step> {
     Result<Decoder::Step> step = decoder_->append(sequence, tokens, wanted);
-    // What is not finite is most often in the weights.
-    if (!step && step.error().code() == Errc::internal) return std::move(step).error().with_note(fmt::format("model {}", path_));
+    if (!step) return of_this_model(std::move(step).error());
     return step;
   };
   const std::size_t chunk = decoder_->options().chunk_tokens;
@@ -193,6 +196,9 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   Clock::time_point first_token = start;
   std::span<const TokenId> next = prompt;
   TokenId token = 0;
+  // Choices that are already made, from greedy decoding of several tokens at a time.
+  std::vector<TokenId> ahead;
+  std::size_t taken = 0;
   while (true) {
     if (cancelled()) {
       out.stop = StopReason::cancelled;
@@ -202,7 +208,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
       out.stop = StopReason::max_tokens;
       break;
     }
-    if (sequence.length() + next.size() > limit) {
+    if (taken == ahead.size() && sequence.length() + next.size() > limit) {
       out.stop = StopReason::context_full;
       break;
     }
@@ -212,8 +218,19 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
       next = next.subspan(chunk);
       continue;
     }
-    const Decoder::Step step = METRALE_TRY(append(next, output));
-    token = greedy ? step.token : METRALE_TRY(sampler.next(step.logits));
+    if (taken < ahead.size()) {
+      token = ahead[taken++];
+    } else if (greedy && out.stats.generated_tokens != 0) {
+      const std::uint64_t most = std::min<std::uint64_t>(request.max_tokens - out.ids.size(), limit - sequence.length());
+      Result<std::span<const TokenId>> choices = decoder_->append_greedy(sequence, token, most);
+      if (!choices) return of_this_model(std::move(choices).error());
+      ahead.assign(choices->begin(), choices->end());
+      token = ahead[0];
+      taken = 1;
+    } else {
+      const Decoder::Step step = METRALE_TRY(append(next, output));
+      token = greedy ? step.token : METRALE_TRY(sampler.next(step.logits));
+    }
     if (out.stats.generated_tokens++ == 0) first_token = Clock::now();
     if (std::ranges::binary_search(stops, token)) {
       out.stop = StopReason::end_of_text;

@@ -6,6 +6,7 @@
 #include "golden_checks.h"
 #include "matmul/matmul.h"
 #include "model_fixture.h"
+#include "sampling/sampling.h"
 
 namespace metrale::test {
 namespace {
@@ -97,7 +98,7 @@ TEST_P(GoldenDecoder, LogitsOnEveryInstructionSet) {
   for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx}) {
     if (host::matmul::select_isa(isa) != isa) continue;
     SCOPED_TRACE(host::matmul::to_string(isa));
-    const auto other = host_backend({host::matmul::kernels(isa), host::decoder::kernels(isa)});
+    const auto other = host_backend({host::matmul::kernels(isa), host::decoder::kernels(isa), host::sampling::kernels()});
     LoadedModel model(*other, folder);
     expect_prompt_logits(*model.decoder, 512);
     expect_prompt_logits(*model.decoder, 1);

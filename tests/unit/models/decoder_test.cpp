@@ -138,6 +138,50 @@ TEST_P(DecoderTest, Bf16CacheIsClose) {
   EXPECT_GT(error, 1e-6) << "the cache is bf16, so something must differ";
 }
 
+TEST_P(DecoderTest, SeveralTokensAReplayAreTheGoldenOnes) {
+  for (const std::uint32_t several : {2U, 5U, 8U}) {
+    LoadedModel model(*backend, folder, {.tokens_per_replay = several});
+    Decoder& decoder = *model.decoder;
+    for (int n = 0; n < Golden::kPrompts; ++n) {
+      SCOPED_TRACE(several);
+      const auto expected = golden.greedy(n);
+      auto ids = golden.prompt(n);
+      Sequence sequence = ok(decoder.start());
+      ids.push_back(ok(decoder.append(sequence, ids)).token);
+      const DecoderStats before = decoder.stats();
+      std::uint64_t calls = 0;
+      while (ids.size() < expected.size()) {
+        const auto choices = ok(decoder.append_greedy(sequence, ids.back(), expected.size() - ids.size()));
+        ids.insert(ids.end(), choices.begin(), choices.end());
+        ASSERT_EQ(sequence.length(), ids.size() - 1);
+        ++calls;
+      }
+      EXPECT_EQ(ids, expected) << "prompt " << n;
+      const std::uint64_t made = expected.size() - golden.prompt(n).size() - 1;
+      EXPECT_EQ(calls, made / several + made % several);
+      EXPECT_EQ(decoder.stats().waits - before.waits, calls);
+      EXPECT_EQ(decoder.stats().graph_replays - before.graph_replays, calls);
+    }
+  }
+}
+
+TEST_P(DecoderTest, SeveralTokensGoNoFurtherThanTheContext) {
+  LoadedModel model(*backend, folder, {.context_tokens = 20, .tokens_per_replay = 8});
+  Sequence sequence = ok(model.decoder->start());
+  const auto prompt = golden.prompt(0);
+  TokenId id = ok(model.decoder->append(sequence, prompt)).token;
+  std::vector<TokenId> ids = prompt;
+  while (sequence.length() < 20) {
+    ids.push_back(id);
+    const auto choices = ok(model.decoder->append_greedy(sequence, id, 1000));
+    ids.insert(ids.end(), choices.begin(), choices.end() - 1);
+    id = choices.back();
+  }
+  EXPECT_EQ(sequence.length(), 20U);
+  EXPECT_TRUE(std::equal(ids.begin(), ids.end(), golden.greedy(0).begin()));
+  expect_error(model.decoder->append_greedy(sequence, id, 8), Errc::out_of_range, {"context of 20"});
+}
+
 TEST_P(DecoderTest, ScoresAreThoseOfTheLogits) {
   LoadedModel model(*backend, folder, {.chunk_tokens = 16, .logit_rows = 3});
   const auto ids = golden.prompt(3);
@@ -213,6 +257,7 @@ TEST_P(DecoderTest, WrongOptionsAreRefused) {
   expect_error(with({.chunk_tokens = 0}), Errc::invalid_argument, {"chunk_tokens"});
   expect_error(with({.chunk_tokens = 4, .logit_rows = 5}), Errc::invalid_argument, {"logit_rows 5"});
   expect_error(with({.kv_type = DType::f8_e4m3}), Errc::invalid_argument, {"f8_e4m3"});
+  expect_error(with({.tokens_per_replay = 257}), Errc::invalid_argument, {"tokens_per_replay 257"});
   expect_error(with({.max_sequences = 0}), Errc::invalid_argument, {"max_sequences"});
 }
 

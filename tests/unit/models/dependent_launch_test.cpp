@@ -37,6 +37,15 @@ TEST_P(DependentLaunch, EveryKernelButTheFirstAfterACopy) {
   }
 }
 
+TEST_P(DependentLaunch, TheFirstKernelOfEachStepOfAReplayWaitsForAllBefore) {
+  const auto backend = mock_backend_with_kernels({}, true);
+  LoadedModel model(*backend, model_folder(GetParam()), {.tokens_per_replay = 3});
+  Sequence sequence = ok(model.decoder->start());
+  mock::control(*backend).reset();
+  static_cast<void>(model.decoder->append_greedy(sequence, 1, 3));
+  EXPECT_THAT(plain(mock::control(*backend).launches()), ::testing::ElementsAre("rotary", "rotary", "rotary"));
+}
+
 TEST_P(DependentLaunch, NoneWhereNoKernelWaits) {
   const auto backend = mock_backend_with_kernels();
   const auto records = launches(*backend, false);

@@ -47,6 +47,24 @@ TEST_P(GeneratorTest, AnswersGoldenPromptsWithGoldenTokens) {
   }
 }
 
+TEST_P(GeneratorTest, SeveralTokensAReplayGiveTheSameText) {
+  const auto prompt = golden.prompt(1);
+  const auto ids = [&](std::uint32_t several, std::uint32_t max_tokens, std::uint64_t context) {
+    GeneratorOptions options;
+    options.max_context_tokens = context;
+    options.decoder.tokens_per_replay = several;
+    const auto model = ok(Generator::load(folder, *backend, options));
+    return ok(model->generate(prompt, {.max_tokens = max_tokens})).ids;
+  };
+  for (const std::uint32_t max_tokens : {1U, 2U, 8U, 9U, 30U}) {
+    const auto expected = ids(1, max_tokens, 0);
+    EXPECT_EQ(expected.size(), max_tokens);
+    EXPECT_EQ(ids(8, max_tokens, 0), expected) << max_tokens << " tokens";
+  }
+  // The context ends in the middle of a replay.
+  EXPECT_EQ(ids(8, 100, prompt.size() + 11), ids(1, 100, prompt.size() + 11));
+}
+
 TEST_P(GeneratorTest, SeededSamplingRepeats) {
   const auto model = ok(Generator::load(folder, *backend));
   GenerateRequest request{

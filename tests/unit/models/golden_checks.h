@@ -41,6 +41,17 @@ inline std::vector<TokenId> greedy_text(Decoder& decoder, std::vector<TokenId> i
   return ids;
 }
 
+/// The same by as many tokens a replay as the decoder makes.
+inline std::vector<TokenId> greedy_text_in_replays(Decoder& decoder, std::vector<TokenId> ids, std::size_t count) {
+  Sequence sequence = ok(decoder.start());
+  ids.push_back(ok(decoder.append(sequence, ids)).token);
+  while (ids.size() < count) {
+    const auto choices = ok(decoder.append_greedy(sequence, ids.back(), count - ids.size()));
+    ids.insert(ids.end(), choices.begin(), choices.end());
+  }
+  return ids;
+}
+
 /// Expects the same largest logit in every row where the two largest of `want` are further apart than `margin`. Returns how many
 /// rows those are.
 inline int expect_same_choice(std::span<const float> got, std::span<const float> want, std::size_t vocab, float margin) {

@@ -3,8 +3,7 @@
 // A model loaded, used and unloaded again and again: nothing may stay behind, neither on the ledger nor in the process.
 #include <fstream>
 
-#include "metrale/models/generator.h"
-#include "model_fixture.h"
+#include "lifecycle_checks.h"
 
 namespace metrale::test {
 namespace {
@@ -23,18 +22,11 @@ class Lifecycle : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Lifecycle, FiftyCyclesLeaveNothingBehind) {
   const auto backend = host_backend();
-  const std::filesystem::path folder = model_folder(GetParam());
-  const Golden golden(folder);
-  const auto prompt = golden.prompt(0);
-  const TokenId expected = golden.greedy(0)[prompt.size()];
+  const ModelLife life(model_folder(GetParam()));
   std::uint64_t resident = 0;
   for (int cycle = 1; cycle <= 50; ++cycle) {
-    const auto model = ok(Generator::load(folder, *backend));
-    ASSERT_EQ(ok(model->generate(prompt, {.max_tokens = 8})).ids[0], expected);
-    const Receipt receipt = model->unload();
-    ASSERT_TRUE(receipt.clean()) << "cycle " << cycle << '\n' << receipt.to_string();
-    ASSERT_EQ(receipt.balance_bytes, 0);
-    ASSERT_EQ(backend->live_alloc_count(), 0U);
+    SCOPED_TRACE(cycle);
+    ASSERT_NO_FATAL_FAILURE(life.once(*backend));
     if (cycle == 3) resident = resident_bytes();
   }
   // Sanitizers keep freed memory in quarantine, so residence says nothing there.
