@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Both ends of each copy must lie in known memory: every copy call, each of its ends, each way to leave a block.
+#include <algorithm>
 #include <functional>
 #include <map>
 
@@ -68,9 +69,22 @@ class CopyBounds : public CaseNeeding<memory, copies, streams> {
       body(row);
     }
   }
+  void SetUp() override {
+    CaseNeeding::SetUp();
+    // Made before what the cases look at: it might come to lie just behind that, or in its place once it is freed.
+    if (!IsSkipped()) fine_ = block(4096);
+  }
   Result<> call(const BoundsRow& row, DevicePtr end, std::uint64_t bytes) {
-    if (!fine_) fine_ = block(4096);
     return row.call(gpu(), end, bytes, fine_, gpu().default_stream());
+  }
+  /// A block that no other follows.
+  DevicePtr last_block(std::uint64_t bytes) {
+    for (;;) {
+      const DevicePtr ptr = block(bytes);
+      const std::vector<Allocation> known = gpu().live_allocations();
+      const auto follows = [&](const Allocation& other) { return other.base.address == ptr.address + bytes; };
+      if (std::ranges::none_of(known, follows)) return ptr;
+    }
   }
 
  private:
@@ -97,7 +111,7 @@ TEST_F(CopyBounds, RefusesWhatLeavesItsBlock) {
 }
 
 TEST_F(CopyBounds, RefusesUnknownMemory) {
-  const DevicePtr ptr = block(kBytes);
+  const DevicePtr ptr = last_block(kBytes);
   for_each_row([&](const BoundsRow& row) {
     EXPECT_TRUE(refused(call(row, ptr.offset(kBytes), 1), Errc::out_of_range)) << "just behind a block";
     EXPECT_TRUE(refused(call(row, {ptr.address - 1}, 2), Errc::out_of_range)) << "from before a block into it";
