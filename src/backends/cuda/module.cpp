@@ -135,6 +135,12 @@ Result<> Modules::load_module(const std::string& name, const Source& source) {
 }
 
 Result<CUmodule> Modules::load_image(const std::string& name, const Source& source) {
+  const auto codes = codes_of(source.image);
+  // The compiler's words are asked for only where it has something to compile: nothing promises that a module whose code is loaded
+  // later leaves the buffer alone.
+  const bool is_compiled = codes && std::none_of(codes->begin(), codes->end(), [&](const ImageCode& code) {
+                             return !code.is_ptx && runs_on(code, major_, minor_);
+                           });
   std::array<char, 8192> words{};
   std::array<CUjit_option, 3> options{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_GENERATE_LINE_INFO};
   // The driver reads each value from the pointer's own bits.
@@ -146,10 +152,10 @@ Result<CUmodule> Modules::load_image(const std::string& name, const Source& sour
     image = text.c_str();
   }
   CUmodule handle = nullptr;
-  const CUresult code = driver_.cuModuleLoadDataEx_(&handle, image, options.size(), options.data(), values.data());
+  const CUresult code = driver_.cuModuleLoadDataEx_(&handle, image, is_compiled ? options.size() : 0,
+                                                    is_compiled ? options.data() : nullptr, is_compiled ? values.data() : nullptr);
   if (code == CUDA_SUCCESS) return handle;
   Error error = driver_error(driver_, code, "cuModuleLoadDataEx");
-  const auto codes = codes_of(source.image);
   std::string message = fmt::format(
       "kernel module {} ({}, {} bytes, {}) does not load on this sm_{}{} device: {}", name, source.origin, source.image.size(),
       codes ? "code for " + describe(*codes) : std::string("of no known format"), major_, minor_, error.message());
@@ -234,6 +240,8 @@ Result<> Modules::read_published(const std::string& module, CUmodule handle, std
   // What was enqueued writes into `found`, so it is waited for in any case.
   Result<> waited = check(driver_, driver_.cuStreamSynchronize_(stream), "cuStreamSynchronize");
   Result<> destroyed = check(driver_, driver_.cuStreamDestroy_(stream), "cuStreamDestroy");
+  // Once more where the driver refused: nobody else knows of it.
+  if (!destroyed) static_cast<void>(driver_.cuStreamDestroy_(stream));
   METRALE_TRY(std::move(read));
   METRALE_TRY(std::move(waited));
   METRALE_TRY(std::move(destroyed));
