@@ -22,6 +22,8 @@ TAIL_CHARACTERS = 6000
 # Under compute-sanitizer everything is some ten to a hundred times slower, so it gets a part of the suite: what touches device
 # memory by kernels and copies. Left out are Faults, whose illegal accesses are meant, and what tests time, threads or the host.
 SANITIZED_CASES = "^(Alloc|Arena|Copy|CopyBatch|CopyBounds|CopyRectangle|Graphs|Kernels|Launch|Memset|OpCaches|Pool|Redzones)[.]"
+# Of the GPU tests: not the planted faults, and not what runs a model for long.
+SANITIZED_TESTS = "-GpuFaults.*:*Cycles*:*TenBackends*:*SmolLm2*:*TwoHundredTokens*:*HostDoes*"
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITIZER_FAILED = 86  # an exit status of no program here
 
@@ -208,7 +210,8 @@ def main():
     parser.add_argument("--sanitize", action="store_true", help=f"also under compute-sanitizer: {', '.join(SANITIZERS)}")
     parser.add_argument("--sanitizer", help="the compute-sanitizer program, if it is not on the path")
     parser.add_argument("--sanitize-filter", default=SANITIZED_CASES, help="conformance cases to sanitize (%(default)s)")
-    parser.add_argument("--sanitize-tests", default="*", help="GoogleTest filter of the GPU tests to sanitize")
+    parser.add_argument("--sanitize-tests", default=SANITIZED_TESTS,
+                        help="GoogleTest filter of the GPU tests to sanitize (%(default)s)")
     options = parser.parse_args()
     options.programs = options.programs.resolve()
 
@@ -256,8 +259,9 @@ def main():
         leftover.unlink()
     folder.rmdir()
 
-    print(f"\n{report['device'].get('name') or 'no device that nvidia-smi knows'}, driver {report['device'].get('driver_version')}, "
-          f"{report['date']}, commit {built}")
+    found = report["device"]
+    print(f"\n{found.get('name') or 'no device that nvidia-smi knows'}, driver {found.get('driver_version')}, {report['date']}, "
+          f"commit {built}")
     for done in report["steps"]:
         print(f"  {'ok' if done['ok'] else 'FAILED':6} {done['name']:26} {done['seconds']:7.1f} s  exit {done['exit_code']!s:5} "
               f"{done['summary']}")

@@ -21,4 +21,10 @@ if [ -z "$programs" ]; then
 fi
 [ -x "$programs/metgpu" ] ||
   fail "$programs has no metgpu that can be run" "cmake --preset portable && cmake --build --preset gpu-programs"
+# Tests and bench also run SmolLM2 where it was fetched, or METRALE_SMOLLM2_GGUF names it.
+model=${METRALE_SMOLLM2_GGUF:-$(find build/models -maxdepth 1 -name 'SmolLM2-*.gguf' 2>/dev/null | head -n 1)}
+if [ -n "$model" ]; then
+  export METRALE_SMOLLM2_GGUF=$model
+  set -- --model "$model" "$@"
+fi
 exec python3 scripts/gpu_check.py --programs "$programs" "$@"
