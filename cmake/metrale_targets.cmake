@@ -42,8 +42,8 @@ function(metrale_library name)
   set_property(GLOBAL APPEND PROPERTY METRALE_LIBRARIES metrale_${name})
 endfunction()
 
-# metrale_test(path/name_test.cpp LABEL … LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test. It runs in the top
-# folder, so that METRALE_TEST_DATA holds no path of this machine and compiler caches serve every checkout.
+# metrale_test(path/name_test.cpp LABEL … LIBS … SOURCES …): one GoogleTest program, each of its cases a CTest test. It runs in the
+# top folder, so that METRALE_TEST_DATA holds no path of this machine and compiler caches serve every checkout.
 function(metrale_test source)
   cmake_parse_arguments(arg "" "LABEL" "LIBS;SOURCES" ${ARGN})
   get_filename_component(name ${source} NAME_WE)
@@ -53,6 +53,6 @@ function(metrale_test source)
   metrale_static_third_party(arg_LIBS)
   target_link_libraries(${name} PRIVATE ${arg_LIBS} GTest::gmock GTest::gtest_main)
   metrale_warnings(${name})
-  gtest_discover_tests(${name} NO_PRETTY_VALUES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} DISCOVERY_TIMEOUT 60 
+  gtest_discover_tests(${name} NO_PRETTY_VALUES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT 300 LABELS "${arg_LABEL}")
 endfunction()

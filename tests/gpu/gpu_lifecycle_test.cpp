@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lives of models and the end of a device: what a hundred loads leave behind, and what a kernel's illegal access is reported as.
+// The lives of models and the end of a device: what a hundred loads leave behind, and how the illegal access of a kernel is told.
 #include <fmt/format.h>
 
 #include <chrono>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ops: the operations of a decoder as launches on one stream. Each method fills in the kernel's arguments, asks the plans for its
-// geometry and enqueues; none allocates or waits, so all may run during a capture. Copies go through here too: a kernel that follows
-// another of ours may start before that one ends, and what lies between must be known. Nothing else enqueues on the stream between
-// two launches. Holds its backend by reference. One thread at a time.
+// geometry and enqueues; none allocates or waits, so all may run during a capture. Copies go through here too: a kernel that
+// follows another of ours may start before that one ends, and what lies between must be known. Nothing else enqueues on the stream
+// between two launches. Holds its backend by reference. One thread at a time.
 #pragma once
 
 #include <cstdint>
