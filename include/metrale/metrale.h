@@ -42,6 +42,7 @@
 #include "metrale/models/required_kernels.h"
 #include "metrale/models/sampler.h"
 #include "metrale/models/sampling_kernels.h"
+#include "metrale/models/sampling_math.h"
 #include "metrale/models/synthetic.h"
 #include "metrale/models/tokenizer.h"
 #include "metrale/observer.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA driver as one table of functions. `load_driver` fills it from libcuda at run time; tests fill one with functions of their
-// own. Whoever holds a table calls through it and nothing else of the driver. A table is constant once made and lives as long as
+// The CUDA driver as one table of functions. `load_driver` fills it from libcuda at run time; tests fill one with theirs.
+// Whoever holds a table calls through it and nothing else of the driver. A table is constant once made and lives as long as
 // the process; any thread.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Giving back what work in flight may still use. The driver's cuMemFree waits for every stream of the context, one that is held too,
-// so memory goes back to it only while nothing runs; until then it is put off, and comes round again where the same size is asked
-// for.
+// Giving back what work in flight may still use. The driver's cuMemFree waits for every stream of the context, also one that is
+// held, so memory goes back to it only while nothing runs; until then it is put off, and comes round again where the same size is
+// asked for.
 #include <algorithm>
 #include <thread>
 
