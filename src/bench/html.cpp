@@ -146,14 +146,16 @@ std::string state(std::string_view when, const std::optional<GpuState>& s) {
 std::string profile(const Profile& p) {
   std::string html = fmt::format(
       "<h3>{}</h3><p>A token takes {:.1f} µs; launch by launch, with an event of {:.2f} µs after each, {:.1f} µs.</p>\n"
-      "<table><tr><th>kernel<th class=n>launches<th class=n>µs in all<th class=n>µs each<th></tr>\n",
+      "<table><tr><th>kernel<th class=n>launches<th class=n>µs in all<th class=n>µs each<th class=n>GB/s of weights<th></tr>\n",
       escape(p.model), p.step_us, p.event_us, p.launched_us);
   for (const KernelShare& k : p.kernels) {
     const double share = p.launched_us > 0 ? k.total_us / p.launched_us : 0;
     html += fmt::format(
-        "<tr><td>{}<td class=n>{}<td class=n>{:.1f}<td class=n>{:.2f}<td><svg width=200 height=12><rect width={:.0f} height=12 "
+        "<tr><td>{}<td class=n>{}<td class=n>{:.1f}<td class=n>{:.2f}<td class=n>{}<td><svg width=200 height=12><rect width={:.0f} "
+        "height=12 "
         "fill=\"#0969da\"/></svg></tr>\n",
-        escape(k.kernel), k.launches, k.total_us, k.launches == 0 ? 0.0 : k.total_us / k.launches, 200 * share);
+        escape(k.kernel), k.launches, k.total_us, k.launches == 0 ? 0.0 : k.total_us / k.launches,
+        k.weight_bytes == 0 ? "" : fmt::format("{:.0f}", k.gb_per_second()), 200 * share);
   }
   return html + "</table>\n";
 }

@@ -2,11 +2,14 @@
 #include "bench/profile.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 
 #include <fmt/format.h>
 
+#include "metrale/dtype.h"
+#include "metrale/models/matmul_kernels.h"
 #include "metrale/observer.h"
 
 namespace metrale::bench {
@@ -19,6 +22,7 @@ constexpr std::uint64_t kHoldNs = 20'000'000;  // longer than the host takes to 
 struct Launched {
   KernelHandle kernel;
   Dim3 grid;
+  LinearParams product;  ///< Of a matrix kernel, else zeros.
 };
 
 /// Notes each launch, and once it has a stream puts an event behind it. The driver is called directly: an observer may not call the
@@ -27,6 +31,10 @@ class Marker final : public Observer {
  public:
   explicit Marker(RawDevice& raw) : raw_(raw) { launches_.reserve(kMostMarks); }
 
+  void on_launch_args(const OpRecord&, std::span<const KernelArg> args) noexcept override {
+    product_ = {};
+    if (!args.empty() && args.back().size_bytes() == sizeof(product_)) std::memcpy(&product_, args.back().data(), sizeof(product_));
+  }
   void on_op(const OpRecord& record) noexcept override {
     if (record.op != Op::launch || record.outcome != 0 || failure_) return;
     stream_ = record.stream;
@@ -35,7 +43,7 @@ class Marker final : public Observer {
       failure_ = std::move(marked).error();
       return;
     }
-    launches_.push_back({record.kernel, record.grid});  // there is room: each mark needed an event
+    launches_.push_back({record.kernel, record.grid, product_});  // there is room: each mark needed an event
   }
 
   StreamHandle stream() const noexcept { return stream_; }
@@ -48,8 +56,26 @@ class Marker final : public Observer {
   StreamHandle stream_;
   std::uint64_t native_ = 0;
   std::vector<Launched> launches_;
+  LinearParams product_;
   std::optional<Error> failure_;
 };
+
+struct Weights {
+  std::string shape;
+  std::uint64_t bytes = 0;
+};
+
+/// What a launch of linear, linear4 or swiglu reads; the last takes two matrices of one height, of which both are there.
+Weights weights_of(const LinearParams& p) {
+  Weights all;
+  for (const LinearMatrix& w : p.w) {
+    if (w.n == 0) continue;
+    all.shape += fmt::format("{}{}", all.shape.empty() ? " " : "+", w.n);
+    all.bytes += size_bytes(static_cast<DType>(w.dtype), std::uint64_t{w.n} * p.k).value_or(0);
+  }
+  if (!all.shape.empty()) all.shape += fmt::format(" x {}", p.k);
+  return all;
+}
 
 /// One token, launch by launch: what is scored goes through no graph.
 Result<> step(Decoder& decoder, Sequence& sequence) {
@@ -83,12 +109,15 @@ Result<Profile> profile_with(Session& session, Marker& marker, Decoder& decoder,
 
   std::map<std::string, KernelShare> shares;
   for (std::size_t i = 0; i < seconds.size(); ++i) {
-    const auto& [kernel, grid] = marker.launches()[i];
-    const std::string name = fmt::format("{} {}x{}x{}", session.backend().kernel_name(kernel), grid.x, grid.y, grid.z);
+    const Launched& launched = marker.launches()[i];
+    const std::string kernel = session.backend().kernel_name(launched.kernel);
+    const Weights weights = kernel.starts_with(kMatmulModule) ? weights_of(launched.product) : Weights{};
+    const std::string name = fmt::format("{} {}x{}x{}{}", kernel, launched.grid.x, launched.grid.y, launched.grid.z, weights.shape);
     KernelShare& share = shares[name];
     share.kernel = name;
     ++share.launches;
     share.total_us += seconds[i] * 1e6;
+    share.weight_bytes += weights.bytes;
     profile.launched_us += seconds[i] * 1e6;
   }
   for (auto& [name, share] : shares) profile.kernels.push_back(std::move(share));

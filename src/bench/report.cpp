@@ -54,7 +54,10 @@ json to_json(const Row& row) {
 json to_json(const Profile& profile) {
   json kernels = json::array();
   for (const KernelShare& share : profile.kernels) {
-    kernels.push_back({{"kernel", share.kernel}, {"launches", share.launches}, {"total_us", share.total_us}});
+    kernels.push_back({{"kernel", share.kernel},
+                       {"launches", share.launches},
+                       {"total_us", share.total_us},
+                       {"weight_bytes", share.weight_bytes}});
   }
   return {{"model", profile.model},
           {"step_us", profile.step_us},
@@ -151,8 +154,9 @@ std::string to_table(const Report& report) {
     text += fmt::format("\n{}: a step is {:.1f} us as a graph; launched one by one {:.1f} us, of it {:.2f} us an event\n",
                         profile.model, profile.step_us, profile.launched_us, profile.event_us);
     for (const KernelShare& share : profile.kernels) {
-      text += fmt::format("  {:<44} {:>5} launches {:>10.1f} us {:>8.2f} us each\n", share.kernel, share.launches, share.total_us,
-                          share.launches == 0 ? 0.0 : share.total_us / share.launches);
+      text += fmt::format("  {:<60} {:>5} launches {:>10.1f} us {:>8.2f} us each{}\n", share.kernel, share.launches, share.total_us,
+                          share.launches == 0 ? 0.0 : share.total_us / share.launches,
+                          share.weight_bytes == 0 ? "" : fmt::format(" {:>8.0f} GB/s", share.gb_per_second()));
     }
   }
   for (const std::string& failure : report.failures) text += fmt::format("failed: {}\n", failure);

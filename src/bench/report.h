@@ -74,6 +74,9 @@ struct KernelShare {
   std::string kernel;
   std::uint32_t launches = 0;
   double total_us = 0;
+  std::uint64_t weight_bytes = 0;  ///< Of the matrices that the launches read; 0 where it is not a matrix kernel.
+
+  double gb_per_second() const noexcept { return total_us > 0 ? static_cast<double>(weight_bytes) / total_us / 1e3 : 0; }
 };
 
 /// Where a decode step spends its time; `kernels` from the most to the least.

@@ -27,7 +27,8 @@ struct Heuristic {
   int reserved[4];
 };
 
-constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+constexpr const char* kNames[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13", "libcublasLt.so.12",
+                                  "libcublasLt.so"};
 
 Result<> check(int status, std::string_view what) {
   if (status == 0) return {};

@@ -58,10 +58,11 @@ TEST(Html, ProfilesAndFailuresAreShown) {
   Report report = sample();
   report.failures.emplace_back("copy: internal: <no>");
   report.profiles.push_back(
-      {.model = "m", .step_us = 10, .launched_us = 20, .event_us = 1, .kernels = {{"matmul.linear", 2, 6.0}}});
+      {.model = "m", .step_us = 10, .launched_us = 20, .event_us = 1, .kernels = {{"matmul.linear", 2, 6.0, 24'000}}});
   const std::string page = to_html(report);
   EXPECT_THAT(page, HasSubstr("failed: copy: internal: &lt;no&gt;"));
   EXPECT_THAT(page, HasSubstr("matmul.linear"));
+  EXPECT_THAT(page, HasSubstr("<td class=n>4<td>")) << "24,000 bytes in 6 us";
 }
 
 TEST(Html, AFigureOfZeroOrBelowHasABarToo) {

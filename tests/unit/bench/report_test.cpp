@@ -70,7 +70,7 @@ TEST(Report, JsonKeepsTheSamplesInTheirOrder) {
   Report report{.version = "1", .command = "metgpu bench", .date = "2030-01-01T00:00:00Z", .backend = "cuda", .device = "GPU"};
   report.rows.push_back(row(Measure::difference, {130, 110, 120}, {80, 70, 75}, {.minimum = 90, .goal = 40}));
   report.rows.back().theirs->name = "cuLaunchKernel";
-  report.profiles.push_back({.model = "m", .step_us = 10, .launched_us = 20, .event_us = 1, .kernels = {{"k", 2, 6.0}}});
+  report.profiles.push_back({.model = "m", .step_us = 10, .launched_us = 20, .event_us = 1, .kernels = {{"k", 2, 6.0, 24'000}}});
   const nlohmann::json json = nlohmann::json::parse(to_json(report).dump());
   const nlohmann::json& first = json["rows"][0];
   EXPECT_EQ(first["ours"]["samples"], nlohmann::json({130, 110, 120}));

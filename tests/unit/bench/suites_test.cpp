@@ -235,6 +235,8 @@ TEST(Suites, AProfileNamesTheKernelsOfAStep) {
   for (const KernelShare& share : profile.kernels) {
     launches += share.launches;
     kernels += share.kernel + "; ";
+    EXPECT_EQ(share.weight_bytes != 0, share.kernel.starts_with("matmul.") && !share.kernel.starts_with("matmul.gather"))
+        << share.kernel;
   }
   EXPECT_DOUBLE_EQ(profile.launched_us, 2.0 * launches);
   EXPECT_DOUBLE_EQ(profile.event_us, 2.0);
