@@ -40,7 +40,7 @@ struct OpRecord {
   Dim3 grid{0, 0, 0};
   Dim3 block{0, 0, 0};
   std::uint32_t shared_bytes = 0;
-  std::uint64_t time_ns = 0;  ///< Steady clock, at the end of the call.
+  std::uint64_t time_ns = 0;  ///< Steady clock, at the end of the call; some milliseconds old where no observer is attached.
   std::source_location site{};
 
   std::string to_string() const;

@@ -72,6 +72,7 @@ Result<> GpuBackend::bind_to_thread(Site site) {
 void GpuBackend::attach(Observer& observer) {
   std::unique_lock lock(face_->observers_mutex);
   face_->observers.push_back(&observer);
+  face_->has_observers.store(true, std::memory_order_relaxed);
   face_->observed.store(true, std::memory_order_relaxed);
 }
 
@@ -79,6 +80,7 @@ void GpuBackend::detach(Observer& observer) {
   if (in_forked_child()) return;
   std::unique_lock lock(face_->observers_mutex);
   std::erase(face_->observers, &observer);
+  face_->has_observers.store(!face_->observers.empty(), std::memory_order_relaxed);
   face_->observed.store(face_->recorder != nullptr || !face_->observers.empty(), std::memory_order_relaxed);
 }
 

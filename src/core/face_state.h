@@ -149,6 +149,7 @@ struct FaceState {
 
   std::unique_ptr<FlightRecorder> recorder;
   std::atomic<bool> observed{false};  ///< The recorder or an observer listens.
+  std::atomic<bool> has_observers{false};
   std::shared_mutex observers_mutex;
   std::vector<Observer*> observers;
 

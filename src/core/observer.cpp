@@ -38,9 +38,13 @@ void FlightRecorder::on_op(const OpRecord& record) noexcept {
   std::uint64_t seen = slot.sequence.load(std::memory_order_relaxed);
   if (seen % 2 == 1 || seen > 2 * index) return;
   if (!slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
-  std::array<std::uint64_t, kWords> words{};
-  std::memcpy(words.data(), &record, sizeof(record));
-  for (std::size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
+  static_assert(sizeof(record) == kWords * sizeof(std::uint64_t), "whole words only");
+  const char* from = reinterpret_cast<const char*>(&record);
+  for (std::size_t i = 0; i < kWords; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + i * sizeof(word), sizeof(word));
+    slot.words[i].store(word, std::memory_order_release);
+  }
   slot.sequence.store(2 * index + 2, std::memory_order_release);
 }
 
