@@ -47,28 +47,29 @@ Result<> from_driver(Session& session) {
     std::uint32_t group;
   };
   // Small blocks share one of the driver's 2 MiB chunks; the anchor keeps it from coming and going.
-  for (const auto& [bytes, group] : {Packed{4'096, 256}, Packed{65'536, 16}}) {
+  for (const Packed& packed_as : {Packed{4'096, 256}, Packed{65'536, 16}}) {
+    const std::uint64_t bytes = packed_as.bytes;
+    const std::uint32_t group = packed_as.group;
     const DeviceBuffer anchor = METRALE_TRY(DeviceBuffer::create(backend, bytes));
     const std::uint32_t groups = std::max(1U, calls / group);
     std::vector<DevicePtr> held(group);
-    const auto packed = [&, bytes = bytes]() -> Result<> {
+    const auto packed = [&]() -> Result<> {
       for (std::uint32_t i = 0; i < groups; ++i) {
         for (DevicePtr& ptr : held) ptr = METRALE_TRY(backend.alloc(bytes));
         for (const DevicePtr ptr : held) METRALE_TRY(backend.free(ptr));
       }
       return {};
     };
-    METRALE_TRY(session.measure(
-        {.suite = "alloc",
-         .name = fmt::format("alloc + free, {} KiB, {} held at a time", bytes >> 10, group),
-         .unit = "ns",
-         .ours = series("alloc, free"),
-         .theirs = series("cuMemAlloc, cuMemFree"),
-         .measure = Measure::difference,
-         .target = {.minimum = 100, .goal = 50}},
-        per_call(groups * group, packed),
-        raw ? per_call(groups * group, [=, bytes = bytes, group = group] { return raw->alloc_free_groups(bytes, group, groups); })
-            : Sample()));
+    METRALE_TRY(
+        session.measure({.suite = "alloc",
+                         .name = fmt::format("alloc + free, {} KiB, {} held at a time", bytes >> 10, group),
+                         .unit = "ns",
+                         .ours = series("alloc, free"),
+                         .theirs = series("cuMemAlloc, cuMemFree"),
+                         .measure = Measure::difference,
+                         .target = {.minimum = 100, .goal = 50}},
+                        per_call(groups * group, packed),
+                        raw ? per_call(groups * group, [=] { return raw->alloc_free_groups(bytes, group, groups); }) : Sample()));
   }
   return {};
 }
