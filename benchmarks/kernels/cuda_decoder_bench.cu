@@ -4,7 +4,7 @@
 // of launches, as a decode step makes them. Needs a GPU and nothing of the library:
 //   nvcc -std=c++20 -O2 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static -Iinclude -Ikernels/cuda
 //     -Ikernels/cuda/include benchmarks/kernels/cuda_decoder_bench.cu -o cuda_decoder_bench
-//   cuda_decoder_bench [check|time]
+//   cuda_decoder_bench [check|time] [part of the names to time]
 // Exit status 1: a result was wrong.
 #include <unistd.h>
 
@@ -80,8 +80,14 @@ double time_launches(Launcher& run, int count, bool dependent, const std::functi
   return static_cast<double>(times[times.size() / 2]) * 1000 / count;
 }
 
+std::string& wanted() {
+  static std::string part;
+  return part;
+}
+
 /// `bytes` and `flops` of one launch; 0 where they say nothing.
 void report(Launcher& run, const char* name, double bytes, double flops, int count, const std::function<void(int)>& launch) {
+  if (std::string(name).find(wanted()) == std::string::npos) return;
   const double plain = time_launches(run, count, false, launch);
   const double dependent = time_launches(run, count, true, launch);
   std::printf("%-54s %9.2f %9.2f", name, plain, dependent);
@@ -318,4 +324,7 @@ int main_of(const std::string& what) {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) { return bench::main_of(argc > 1 ? argv[1] : ""); }
+int main(int argc, char** argv) {
+  if (argc > 2) bench::wanted() = argv[2];
+  return bench::main_of(argc > 1 ? argv[1] : "");
+}

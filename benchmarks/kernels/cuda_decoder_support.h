@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What cuda_decoder_bench.cu and cuda_decoder_cases.h share: device buffers, launches, random data, comparison with a reference.
+// What cuda_decoder_bench.cu and the headers of cuda_decoder_cases.h share: device buffers, launches, random data, comparison with a reference.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,6 +20,18 @@
 
 namespace bench {
 
+using metrale::AttendParams;
+using metrale::CacheLayout;
+using metrale::ConvParams;
+using metrale::DeltaParams;
+using metrale::RotaryParams;
+using metrale::RotateAttendParams;
+using metrale::RotateStoreParams;
+using metrale::RowScore;
+using metrale::RowsParams;
+using metrale::StepHeader;
+using metrale::WidenOp;
+using metrale::WidenParams;
 using metrale::cuda::decoder::Chip;
 using metrale::cuda::decoder::Plan;
 
@@ -89,6 +101,13 @@ struct Launcher {
 };
 
 // ---- data ----
+inline std::vector<StepHeader> step_of(std::uint32_t position, std::uint32_t slot) {
+  StepHeader header;
+  header.position = static_cast<std::int32_t>(position);
+  header.slot = static_cast<std::int32_t>(slot);
+  return {header};
+}
+
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 1) {}
@@ -141,6 +160,16 @@ void parallel(std::size_t count, F each) {
 }
 
 // ---- results ----
+inline std::string text(std::initializer_list<std::pair<const char*, double>> facts) {
+  std::string s;
+  for (const auto& [name, value] : facts) {
+    char part[64];
+    std::snprintf(part, sizeof part, "%s%s=%g", s.empty() ? "" : " ", name, value);
+    s += part;
+  }
+  return s;
+}
+
 struct Tally {
   int cases = 0;
   int failed = 0;
@@ -179,7 +208,8 @@ void compare(const std::string& kernel, const std::string& what, const std::vect
     want_square += w * w;
   }
   const double error = std::sqrt(difference / std::max(want_square, 1e-300));
-  const double ratio = std::sqrt(got_square / std::max(want_square, 1e-300));
+  // Of nothing, or of zeros, there must be nothing.
+  const double ratio = want_square > 0 || got_square > 0 ? std::sqrt(got_square / std::max(want_square, 1e-300)) : 1;
   expect(kernel, got.size() == want.size() && error <= allowed && std::abs(ratio - 1) <= allowed, what, error, allowed);
 }
 

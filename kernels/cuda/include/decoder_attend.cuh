@@ -40,19 +40,6 @@ __device__ inline void write_attention(const AttendCall& c, const AttendParams& 
   c.out[(static_cast<u64>(row) * p.num_heads + head) * p.head_dim + d] = x;
 }
 
-__device__ inline void load_matrices(u32 address, u32 (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ inline void load_matrices_transposed(u32 address, u32 (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
 /// Four warps of 16 queries each. Keys and values come in tiles, two stages deep.
 template <int head_dim>
 class AttendTiles {

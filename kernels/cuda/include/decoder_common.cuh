@@ -108,6 +108,47 @@ __device__ inline void store_at(float* shared, u32 rank, float value) {
 #endif
 }
 
+// ---- data that says itself that it has come; where there are no clusters, plain stores ----
+__device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+/// A barrier in shared memory, 8 aligned bytes, whose first phase ends when as many bytes have come as one `expect_bytes` said.
+/// Others may send only after a barrier of the cluster.
+__device__ inline void init_barrier(u32 barrier) {
+#if METRALE_CLUSTERS
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ inline void expect_bytes(u32 barrier, u32 bytes) {
+#if METRALE_CLUSTERS
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+/// To the same place in block `rank` of the cluster, counted by the barrier at the same place there.
+__device__ inline void send_to(u32 shared, u32 barrier, u32 rank, float2 x) {
+#if METRALE_CLUSTERS
+  asm volatile(
+      "{.reg .u32 to, counter; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 counter, %1, %2;"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [counter];}" ::"r"(shared),
+      "r"(barrier), "r"(rank), "f"(x.x), "f"(x.y)
+      : "memory");
+#else
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x.x), "f"(x.y) : "memory");
+#endif
+}
+__device__ inline void wait_barrier(u32 barrier, u32 phase) {
+#if METRALE_CLUSTERS
+  u32 done = 0;
+  while (done == 0) {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+  }
+#endif
+}
+/// Asks for a line to be brought into L2.
+__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- asynchronous copies to shared memory ----
 /// 16 bytes; zeros where `valid` is false. Both aligned to 16 bytes.
 __device__ inline void copy16_async(u32 shared, const void* from, bool valid) {
@@ -119,9 +160,22 @@ template <int pending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
-__device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // ---- tensor cores ----
+/// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Lane 4 g + t gets elements 2 t and
+/// 2 t + 1 of row g of each, or, transposed, of column g.
+__device__ inline void load_matrices(u32 address, u32 (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(u32 address, u32 (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
 /// d [16, 8] += a [16, 16] · b [16, 8], bf16 with f32 sums.
 __device__ inline void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

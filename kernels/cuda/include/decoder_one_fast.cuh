@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Keys and values of a bf16 cache against up to eight query heads, on tensor cores, for head sizes of 64, 128 and 256. Queries and
-// weights are taken as the sum of two bf16 numbers each, so that nothing is lost but the cache's own rounding. No matrix is laid
-// out for its product: which element of a head stands where in a product is free as long as both factors agree, so each lane copies
-// just those 16-byte pieces that it multiplies, into a ring that no other lane touches, several tiles ahead.
+// weights are taken as the sum of two bf16 numbers each, so that nothing is lost but the cache's own rounding. Rows are copied whole,
+// by neighbouring lanes (pieces of rows by lanes far apart reach 3.1 of 4.4 TB/s), into a ring of each warp's own.
 #pragma once
 
 #include "decoder_one_share.cuh"
 
 namespace metrale::cuda::decoder {
 
-/// One warp's way through its tiles. Lane 4 g + t holds, of a key tile, elements [32 c + 8 t, 8] of keys g and g + 8; of a value tile,
-/// elements [64 c + 8 g, 8] of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9; of the weights, those keys for head g.
+/// One warp's way through its tiles of 16 keys. Piece p of 16 bytes of row r lies at p ^ (r % 8), so that the rows of a matrix are read
+/// from different banks.
 template <int head_dim>
 class FastKeys {
  public:
@@ -24,33 +23,42 @@ class FastKeys {
         shared_(shared),
         layout_(layout),
         whole_tiles_(cache.block_tokens % kKeyTile == 0),
-        ring_(reinterpret_cast<uint4*>(shared + layout.ring + warp_id() * (ring_bytes(head_dim) / 4)) + lane_id()) {}
+        ring_(shared_address(shared + layout.ring + warp_id() * layout.ring_floats)) {}
 
   /// Sets copies going. Of rows before the step's own, which are there already.
-  __device__ void start() {
+  __device__ __forceinline__ void start() {
     u32 tile = share_.first_tile();
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage, tile += share_.tile_step()) {
-      copy_keys(tile, stage);
-      copy_values(tile, stage);
+      find(tile);
+      copy(keys_, tile, key_stage(stage));
+      copy(values_, tile, value_stage(stage));
     }
+    find(tile);
   }
 
-  /// After gather_heads. Leaves sums and softmax of this warp in shared memory; the caller synchronises.
-  __device__ void run() {
-    split_queries();
+  /// After the gather and a barrier of the block. Leaves sums and softmax of this warp in shared memory; the caller synchronises.
+  __device__ __forceinline__ void run() {
+    if (share_.first_tile() >= share_.tiles) {
+      wait_copies<0>();
+      return;
+    }
+    load_queries();
     float top = kMasked;
     float total = 0;
     float sums[head_dim / 16][4] = {};
     int stage = 0;
     for (u32 tile = share_.first_tile(); tile < share_.tiles; tile += share_.tile_step()) {
       const u32 next = tile + kStages * share_.tile_step();
+      const bool is_last = tile == share_.tiles - 1;
       wait_copies<2 * kStages - 1>();
-      if (tile == share_.tiles - 1) insert_key(stage);
+      if (is_last) insert(layout_.key, key_stage(stage));
+      __syncwarp();
       float scores[4];
-      score(stage, scores);
-      copy_keys(next, stage);
-      if (tile == share_.tiles - 1) mask(tile, scores);
+      score(key_stage(stage), scores);
+      __syncwarp();
+      copy(keys_, next, key_stage(stage));
+      if (is_last) mask(tile, scores);
 
       float new_top = fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3]));
       new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
@@ -77,9 +85,12 @@ class FastKeys {
         total += scores[i];
       }
       wait_copies<2 * kStages - 1>();
-      if (tile == share_.tiles - 1) insert_value(stage);
-      add_values(stage, scores, sums);
-      copy_values(next, stage);
+      if (is_last) insert(layout_.value, value_stage(stage));
+      __syncwarp();
+      add_values(value_stage(stage), scores, sums);
+      __syncwarp();
+      copy(values_, next, value_stage(stage));
+      find(next + share_.tile_step());
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     total += __shfl_xor_sync(kAllLanes, total, 1);
@@ -88,175 +99,134 @@ class FastKeys {
   }
 
  private:
-  static constexpr int kPieces = head_dim / 16;  // of keys in a tile, for each lane, and as many of values
-  static constexpr int kStages = static_cast<int>(ring_bytes(head_dim)) / (2 * kPieces * 512);
+  static constexpr u32 kRowBytes = head_dim * 2;
+  static constexpr u32 kTileBytes = kKeyTile * kRowBytes;
+  static constexpr int kStages = static_cast<int>(ring_bytes(head_dim) / (2 * kTileBytes));
+  static constexpr u32 kRowPieces = kRowBytes / 16;
+  static constexpr u32 kRowsAtOnce = kWarp / kRowPieces;
+  static constexpr bool kHoldsQueries = head_dim <= 128;  // in registers
 
-  __device__ uint4* key_piece(int stage, int i) const { return ring_ + (stage * 2 * kPieces + i) * 32; }
-  __device__ uint4* value_piece(int stage, int i) const { return ring_ + ((stage * 2 + 1) * kPieces + i) * 32; }
+  __device__ u32 key_stage(int stage) const { return ring_ + static_cast<u32>(stage) * 2 * kTileBytes; }
+  __device__ u32 value_stage(int stage) const { return key_stage(stage) + kTileBytes; }
+  __device__ static u32 piece_at(u32 row, u32 piece) { return row * kRowBytes + (piece ^ row % 8) * 16; }
 
-  /// Where row `row` of a tile lies; rows past the step's own are put where that one is.
-  __device__ u64 row_offset(u32 tile, u64 first, u32 row) const {
-    if (whole_tiles_) return first + static_cast<u64>(row) * rows_.token_stride;
-    return rows_.offset(smaller(tile * kKeyTile + row, share_.position));
+  /// Looks up where the tile lies that is copied next, a turn before it is.
+  __device__ void find(u32 tile) {
+    if (whole_tiles_ && tile < share_.tiles) next_ = rows_.offset(tile * kKeyTile);
   }
-
-  /// An empty group past the last tile keeps the count of groups right.
-  __device__ void copy_keys(u32 tile, int stage) {
+  /// Of that tile, the rows before the step's own, and zeros in place of others. An empty group where there is no such tile keeps
+  /// the count of groups right.
+  __device__ __forceinline__ void copy(const std::uint16_t* cache, u32 tile, u32 to) {
     if (tile < share_.tiles) {
-      const u32 g = lane_id() / 4;
-      const u32 t = lane_id() % 4;
-      const u64 first = whole_tiles_ ? rows_.offset(tile * kKeyTile) : 0;
+      const u32 piece = lane_id() % kRowPieces;
+      const u32 first = lane_id() / kRowPieces;
 #pragma unroll
-      for (u32 j = 0; j < 2; ++j) {
-        const u32 row = g + 8 * j;
+      for (u32 i = 0; i < kKeyTile / kRowsAtOnce; ++i) {
+        const u32 row = first + i * kRowsAtOnce;
         const bool valid = tile * kKeyTile + row < share_.position;
-        const std::uint16_t* from = keys_ + row_offset(tile, first, valid ? row : 0) + 8 * t;
-#pragma unroll
-        for (int c = 0; c < head_dim / 32; ++c)
-          copy16_async(shared_address(key_piece(stage, static_cast<int>(j) * (head_dim / 32) + c)), from + 32 * c, valid);
+        const u64 offset = whole_tiles_ ? next_ + static_cast<u64>(row) * rows_.token_stride
+                                        : rows_.offset(smaller(tile * kKeyTile + row, share_.position));
+        copy16_async(to + piece_at(row, piece), cache + offset + 8 * piece, valid);
       }
     }
     commit_copies();
   }
-  __device__ void copy_values(u32 tile, int stage) {
-    if (tile < share_.tiles) {
-      const u32 g = lane_id() / 4;
-      const u64 first = whole_tiles_ ? rows_.offset(tile * kKeyTile) : 0;
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) {
-        const u32 row = value_row(j);
-        const bool valid = tile * kKeyTile + row < share_.position;
-        const std::uint16_t* from = values_ + row_offset(tile, first, valid ? row : 0) + 8 * g;
-#pragma unroll
-        for (int c = 0; c < head_dim / 64; ++c)
-          copy16_async(shared_address(value_piece(stage, 4 * c + static_cast<int>(j))), from + 64 * c, valid);
-      }
-    }
-    commit_copies();
-  }
-  __device__ static u32 value_row(u32 j) { return 2 * (lane_id() % 4) + j % 2 + j / 2 * 8; }
 
-  __device__ static uint4 pack8(const float* from) {
-    return {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7])};
-  }
-  /// The step's own key is not taken from the cache, where it may still be on its way.
-  __device__ void insert_key(int stage) {
-    const u32 row = share_.position % kKeyTile;
-    if (row % 8 != lane_id() / 4) return;
-#pragma unroll
-    for (int c = 0; c < head_dim / 32; ++c)
-      *key_piece(stage, static_cast<int>(row / 8) * (head_dim / 32) + c) =
-          pack8(shared_ + layout_.key + 32 * c + 8 * (lane_id() % 4));
-  }
-  __device__ void insert_value(int stage) {
-    const u32 row = share_.position % kKeyTile;
-#pragma unroll
-    for (u32 j = 0; j < 4; ++j) {
-      if (row != value_row(j)) continue;
-#pragma unroll
-      for (int c = 0; c < head_dim / 64; ++c)
-        *value_piece(stage, 4 * c + static_cast<int>(j)) = pack8(shared_ + layout_.value + 64 * c + 8 * (lane_id() / 4));
-    }
+  /// The step's own row, into the tile that has its place.
+  __device__ void insert(u32 from, u32 stage) {
+    __syncwarp();  // zeros were copied there
+    if (lane_id() >= kRowPieces) return;
+    const uint4 piece = reinterpret_cast<const uint4*>(shared_ + from)[lane_id()];
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(stage + piece_at(share_.position % kKeyTile, lane_id())),
+                 "r"(piece.x), "r"(piece.y), "r"(piece.z), "r"(piece.w)
+                 : "memory");
   }
 
   /// Queries as the first factor of scores: rows 0 to 7 of it are the heads, 8 to 15 what rounding took from them.
-  __device__ void split_queries() {
-    uint4* fragments = reinterpret_cast<uint4*>(shared_ + layout_.fragments);
-    for (u32 i = threadIdx.x; i < head_dim / 16 * 32; i += blockDim.x) {
-      const u32 g = i % 32 / 4;
-      const u32 t = i % 4;
-      const float* q = shared_ + layout_.queries + g * head_dim + i / 64 * 32 + 8 * t + i / 32 % 2 * 4;
-      uint4 f;
-      f.x = pack_bf16(q[0], q[1]);
-      f.y = pack_bf16(q[0] - low_bf16(f.x), q[1] - high_bf16(f.x));
-      f.z = pack_bf16(q[2], q[3]);
-      f.w = pack_bf16(q[2] - low_bf16(f.z), q[3] - high_bf16(f.z));
-      fragments[i] = f;
+  __device__ void load_query(int chunk, u32 (&q)[4]) const {
+    const u32 row = lane_id() % 16;
+    const u32 at = row * (head_dim + 8) + 16 * static_cast<u32>(chunk) + lane_id() / 16 * 8;
+    load_matrices(shared_address(shared_ + layout_.queries) + 2 * at, q);
+  }
+  __device__ void load_queries() {
+    if constexpr (kHoldsQueries) {
+#pragma unroll
+      for (int c = 0; c < head_dim / 16; ++c) load_query(c, queries_[c]);
     }
-    __syncthreads();
   }
 
   /// Scores of head g with keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
-  __device__ void score(int stage, float (&scores)[4]) const {
-    const uint4* fragments = reinterpret_cast<const uint4*>(shared_ + layout_.fragments) + lane_id();
-    float s[2][4] = {};
+  __device__ __forceinline__ void score(u32 stage, float (&scores)[4]) const {
+    float s[2][2][4] = {};
+    const u32 lane = lane_id();
 #pragma unroll
     for (int c = 0; c < head_dim / 32; ++c) {
-      const uint4 q0 = fragments[2 * c * 32];
-      const uint4 q1 = fragments[(2 * c + 1) * 32];
+      u32 q[2][4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (kHoldsQueries) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) q[h][i] = queries_[2 * c + h][i];
+        } else {
+          load_query(2 * c + h, q[h]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const uint4 k = *key_piece(stage, j * (head_dim / 32) + c);
-        multiply_add(s[j], q0.x, q0.y, q0.z, q0.w, k.x, k.y);
-        multiply_add(s[j], q1.x, q1.y, q1.z, q1.w, k.z, k.w);
+        u32 k[4];
+        load_matrices(stage + piece_at(8 * static_cast<u32>(j) + lane % 8, 4 * static_cast<u32>(c) + lane / 8), k);
+        multiply_add(s[j][0], q[0][0], q[0][1], q[0][2], q[0][3], k[0], k[1]);
+        multiply_add(s[j][1], q[1][0], q[1][1], q[1][2], q[1][3], k[2], k[3]);
       }
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      scores[2 * j] = s[j][0] + s[j][2];
-      scores[2 * j + 1] = s[j][1] + s[j][3];
+      scores[2 * j] = (s[j][0][0] + s[j][1][0]) + (s[j][0][2] + s[j][1][2]);
+      scores[2 * j + 1] = (s[j][0][1] + s[j][1][1]) + (s[j][0][3] + s[j][1][3]);
     }
   }
   __device__ void mask(u32 tile, float (&scores)[4]) const {
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
-      if (tile * kKeyTile + value_row(j) > share_.position) scores[j] = kMasked;
+      if (tile * kKeyTile + 2 * (lane_id() % 4) + j % 2 + j / 2 * 8 > share_.position) scores[j] = kMasked;
     }
   }
 
-  /// Products of the transposed values, 16 elements at a time, with the weights: sums[4 c + i] are elements 64 c + 8 g + 2 i and the one
-  /// after it, of heads 2 t and 2 t + 1.
-  __device__ void add_values(int stage, const float (&weights)[4], float (&sums)[head_dim / 16][4]) const {
+  /// Products of the transposed values, 16 elements at a time, with the weights: sums[i] are elements 16 i + g and, in its second half,
+  /// 16 i + g + 8, of heads 2 t and 2 t + 1.
+  __device__ __forceinline__ void add_values(u32 stage, const float (&weights)[4], float (&sums)[head_dim / 16][4]) const {
     const u32 b0 = pack_bf16(weights[0], weights[1]);
     const u32 b1 = pack_bf16(weights[2], weights[3]);
     const u32 rest0 = pack_bf16(weights[0] - low_bf16(b0), weights[1] - high_bf16(b0));
     const u32 rest1 = pack_bf16(weights[2] - low_bf16(b1), weights[3] - high_bf16(b1));
+    const u32 row = lane_id() / 16 * 8 + lane_id() % 8;
 #pragma unroll
-    for (int c = 0; c < head_dim / 64; ++c) {
-      u32 v[4][4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint4 piece = *value_piece(stage, 4 * c + j);
-        v[j][0] = piece.x;
-        v[j][1] = piece.y;
-        v[j][2] = piece.z;
-        v[j][3] = piece.w;
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 a0 = __byte_perm(v[0][i], v[1][i], 0x5410);
-        const u32 a1 = __byte_perm(v[0][i], v[1][i], 0x7632);
-        const u32 a2 = __byte_perm(v[2][i], v[3][i], 0x5410);
-        const u32 a3 = __byte_perm(v[2][i], v[3][i], 0x7632);
-        multiply_add(sums[4 * c + i], a0, a1, a2, a3, b0, b1);
-        multiply_add(sums[4 * c + i], a0, a1, a2, a3, rest0, rest1);
-      }
+    for (int i = 0; i < head_dim / 16; ++i) {
+      u32 v[4];
+      load_matrices_transposed(stage + piece_at(row, 2 * static_cast<u32>(i) + lane_id() / 8 % 2), v);
+      multiply_add(sums[i], v[0], v[1], v[2], v[3], b0, b1);
+      multiply_add(sums[i], v[0], v[1], v[2], v[3], rest0, rest1);
     }
   }
 
-  __device__ void leave(float top, float total, const float (&sums)[head_dim / 16][4]) {
+  __device__ __forceinline__ void leave(float top, float total, const float (&sums)[head_dim / 16][4]) {
     wait_copies<0>();
     __syncwarp();
     const u32 g = lane_id() / 4;
     const u32 t = lane_id() % 4;
-    float* mine = shared_ + layout_.ring + warp_id() * (ring_bytes(head_dim) / 4);
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
       if (2 * t + h >= share_.heads) continue;
-      float* to = mine + (2 * t + h) * head_dim + 8 * g;
+      float* to = warp_sums(shared_, layout_, warp_id(), 2 * t + h) + g;
 #pragma unroll
-      for (int c = 0; c < head_dim / 64; ++c) {
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          *reinterpret_cast<float4*>(to + 64 * c + 2 * i) = {sums[4 * c + i][h], sums[4 * c + i][2 + h], sums[4 * c + i + 1][h],
-                                                             sums[4 * c + i + 1][2 + h]};
-        }
+      for (int i = 0; i < head_dim / 16; ++i) {
+        to[16 * i] = sums[i][h];
+        to[16 * i + 8] = sums[i][2 + h];
       }
     }
     if (t == 0) {
-      float* to = shared_ + layout_.warps + (warp_id() * kHeadSet + g) * 2;
-      to[0] = top * 0.6931471805599453F;  // in units of e, as the general path leaves it
-      to[1] = total;
+      warp_tops(shared_, layout_, g)[warp_id()] = top;
+      warp_totals(shared_, layout_, g)[warp_id()] = total;
     }
   }
 
@@ -267,7 +237,9 @@ class FastKeys {
   float* shared_;
   const OneLayout& layout_;
   bool whole_tiles_;
-  uint4* ring_;
+  u32 ring_;
+  u64 next_ = 0;  ///< Where the tile lies that is copied next.
+  u32 queries_[kHoldsQueries ? head_dim / 16 : 1][4];
 };
 
 }  // namespace metrale::cuda::decoder

@@ -29,6 +29,8 @@ __device__ __forceinline__ float sums_over_lanes(float (&values)[count]) {
   }
 }
 
+inline constexpr u32 kGeneralTile = 4;  // keys
+
 /// One warp's way through its tiles; lane l holds elements l + 32 i of a head.
 template <class T>
 struct GeneralKeys {
@@ -42,9 +44,22 @@ struct GeneralKeys {
 
   static constexpr u32 kHeads = 4;  // at a time
 
-  /// After gather_heads. Leaves sums and softmax of this warp in shared memory; the caller synchronises.
+  /// Brings the first rows nearer that are there already.
+  __device__ void start() const {
+    for (u32 tile = share.first_tile(), i = 0; tile < share.tiles && i < 4; tile += share.tile_step(), ++i) {
+      const u32 key = tile * kGeneralTile + lane_id() / 8;
+      if (key >= share.position) continue;
+      const u64 offset = rows.offset(key);
+      for (u32 d = lane_id() % 8 * 32; d < head_dim; d += 256) {
+        prefetch(static_cast<const T*>(key_cache) + offset + d);
+        prefetch(static_cast<const T*>(value_cache) + offset + d);
+      }
+    }
+  }
+
+  /// After the gather. Leaves sums and softmax of this warp in shared memory; the caller synchronises.
   __device__ void run() const {
-    for (u32 head = 0; head < kHeadSet; head += kHeads) {
+    for (u32 head = 0; head < share.heads; head += kHeads) {
       if (head_dim <= 128) {
         pass<4, 4>(head);
       } else {
@@ -70,7 +85,6 @@ struct GeneralKeys {
   /// Heads [first, first + kHeads), `keys` keys at a time; lane l has the softmax of head l % kHeads.
   template <int pieces, int keys>
   __device__ void pass(u32 first) const {
-    const u32 width = layout.value - layout.key;
     float q[kHeads][pieces];
     float sums[kHeads][pieces] = {};
 #pragma unroll
@@ -78,17 +92,20 @@ struct GeneralKeys {
 #pragma unroll
       for (int i = 0; i < pieces; ++i) {
         const u32 d = lane_id() + 32 * static_cast<u32>(i);
-        q[h][i] = d < head_dim ? shared[layout.queries + (first + h) * width + d] : 0.0F;
+        q[h][i] = d < head_dim ? shared[layout.queries + (first + h) * layout.width + d] : 0.0F;
       }
     }
     float top = kMasked;
     float total = 0;
     for (u32 tile = share.first_tile(); tile < share.tiles; tile += share.tile_step()) {
-      for (u32 key = tile * kKeyTile; key < (tile + 1) * kKeyTile && key <= share.position; key += keys) {
+      for (u32 key = tile * kGeneralTile; key < (tile + 1) * kGeneralTile && key <= share.position; key += keys) {
         float products[keys * kHeads];
         float x[keys][pieces];
+        float y[keys][pieces];
 #pragma unroll
         for (int k = 0; k < keys; ++k) load(key_cache, shared + layout.key, key + static_cast<u32>(k), x[k]);
+#pragma unroll
+        for (int k = 0; k < keys; ++k) load(value_cache, shared + layout.value, key + static_cast<u32>(k), y[k]);
 #pragma unroll
         for (int k = 0; k < keys; ++k) {
 #pragma unroll
@@ -105,12 +122,10 @@ struct GeneralKeys {
 #pragma unroll
         for (u32 w = kHeads; w < keys * kHeads; w *= 2) new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, w));
         new_top = fmaxf(new_top, top);
-        const float correction = expf(top - new_top);
-        const float weight = valid ? expf(score - new_top) : 0.0F;
+        const float correction = exp2f(top - new_top);
+        const float weight = valid ? exp2f(score - new_top) : 0.0F;
         top = new_top;
         total = total * correction + weight;
-#pragma unroll
-        for (int k = 0; k < keys; ++k) load(value_cache, shared + layout.value, key + static_cast<u32>(k), x[k]);
 #pragma unroll
         for (u32 h = 0; h < kHeads; ++h) {
           const float scale = __shfl_sync(kAllLanes, correction, h);
@@ -120,26 +135,25 @@ struct GeneralKeys {
           for (int k = 0; k < keys; ++k) {
             const float w = __shfl_sync(kAllLanes, weight, static_cast<u32>(k) * kHeads + h);
 #pragma unroll
-            for (int i = 0; i < pieces; ++i) sums[h][i] += w * x[k][i];
+            for (int i = 0; i < pieces; ++i) sums[h][i] += w * y[k][i];
           }
         }
       }
     }
 #pragma unroll
     for (u32 w = kHeads; w < keys * kHeads; w *= 2) total += __shfl_xor_sync(kAllLanes, total, w);
-    float* mine = shared + layout.ring + warp_id() * (ring_bytes(head_dim) / 4);
 #pragma unroll
     for (u32 h = 0; h < kHeads; ++h) {
+      float* to = warp_sums(shared, layout, warp_id(), first + h);
 #pragma unroll
       for (int i = 0; i < pieces; ++i) {
         const u32 d = lane_id() + 32 * static_cast<u32>(i);
-        if (d < head_dim) mine[(first + h) * width + d] = sums[h][i];
+        if (d < layout.width) to[d] = sums[h][i];
       }
     }
     if (lane_id() < kHeads) {
-      float* to = shared + layout.warps + (warp_id() * kHeadSet + first + lane_id()) * 2;
-      to[0] = top;
-      to[1] = total;
+      warp_tops(shared, layout, first + lane_id())[warp_id()] = top;
+      warp_totals(shared, layout, first + lane_id())[warp_id()] = total;
     }
   }
 };

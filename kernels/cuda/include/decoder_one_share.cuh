@@ -1,14 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which query heads and which keys a block of attend_one or rotate_attend takes.
+// What a block of attend_one or rotate_attend takes of a step: its query heads, its keys, and where its warps leave what they found.
 #pragma once
 
 #include "decoder_common.cuh"
 
 namespace metrale::cuda::decoder {
 
-/// A unit is a set of query heads of one cache head. Tiles of kKeyTile keys are dealt to the blocks of a unit in turn, and those of
-/// a block to its warps.
+struct OneCall {
+  const float* q;
+  const float* k;  ///< From here to `rotary`: null where q is rotated and the cache complete.
+  const float* v;
+  const float* q_norm;
+  const float* k_norm;
+  const float* rotary;
+  const StepHeader* step;
+  const std::int32_t* block_table;
+  void* key_cache;
+  void* value_cache;
+  float* out;
+  float* scratch;  ///< Or null.
+};
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr u32 kRanks = METRALE_CLUSTERS ? kClusterBlocks : 1;
+
+/// A unit is a set of query heads of one cache head. Tiles of keys are dealt to the blocks of a unit in turn, and those of a block to
+/// its warps.
 struct OneShare {
   u32 units;
   u32 unit;
@@ -23,9 +41,10 @@ struct OneShare {
   u32 tiles;
   u32 blocks;  ///< At work on the unit,
   u32 block;   ///< this one's place.
+  bool keeps;  ///< This set is the one of its cache head that stores the step's key and value.
 
   /// False for a block that has nothing to do. Reads the step's header.
-  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch) {
+  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch, u32 key_tile) {
     const u32 sets = head_sets(p.num_heads, p.num_kv_heads);
     const u32 group = p.num_heads / p.num_kv_heads;
     units = p.num_kv_heads * sets;
@@ -36,18 +55,31 @@ struct OneShare {
     const u32 set = unit - kv_head * sets;
     first_head = kv_head * group + set * kHeadSet;
     heads = smaller(kHeadSet, group - set * kHeadSet);
+    keeps = set == 0;
     position = static_cast<u32>(step->position);
-    tiles = position / kKeyTile + 1;
+    tiles = position / key_tile + 1;
     active = has_scratch ? larger(1, smaller(clusters, position / kClusterKeys)) : 1;
-    const u32 ranks = METRALE_CLUSTERS ? kClusterBlocks : 1;
     rank = cluster_rank();
-    blocks = active * ranks;
-    block = cluster * ranks + rank;
+    blocks = active * kRanks;
+    block = cluster * kRanks + rank;
     return cluster < active && (METRALE_CLUSTERS || blockIdx.x % kClusterBlocks == 0);
   }
   __device__ bool has_last_tile() const { return (tiles - 1) % blocks == block; }
   __device__ u32 first_tile() const { return block + blocks * warp_id(); }
   __device__ u32 tile_step() const { return blocks * (blockDim.x / kWarp); }
+  /// Warps of this block that have a tile: the first ones.
+  __device__ u32 busy_warps() const { return tiles > block ? smaller(blockDim.x / kWarp, divide_up(tiles - block, blocks)) : 0; }
 };
+
+// ---- what warps leave for the join: sums over their keys of value times weight, and of their weights, each relative to 2 to the
+// power of their largest score ----
+/// Of one head by one warp; written there by the warp that owns this part of the ring, when it has read its last tile.
+__device__ inline float* warp_sums(float* shared, const OneLayout& l, u32 warp, u32 head) {
+  return shared + l.ring + warp * l.ring_floats + head * (l.width + kSumsPad);
+}
+__device__ inline float* warp_tops(float* shared, const OneLayout& l, u32 head) { return shared + l.warps + head * kMostWarps; }
+__device__ inline float* warp_totals(float* shared, const OneLayout& l, u32 head) {
+  return shared + l.warps + (kHeadSet + head) * kMostWarps;
+}
 
 }  // namespace metrale::cuda::decoder

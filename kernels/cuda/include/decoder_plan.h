@@ -45,6 +45,9 @@ inline constexpr std::uint32_t kMaxHeadDim = 256;    ///< Of attention; larger h
 inline constexpr std::uint32_t kDeltaBlocks = 4;     ///< Blocks, and parts of value_dim, that share a value head in delta.
 inline constexpr std::uint32_t kHeadSet = 8;         ///< Query heads of one cache head that attend_one takes at once.
 inline constexpr std::uint32_t kKeyTile = 16;        ///< Keys that a warp of attend_one takes at once.
+inline constexpr std::uint32_t kMostWarps = 6;       ///< Of a block of attend_one.
+inline constexpr std::uint32_t kSumsPad = 4;         ///< Floats between the sums of two heads.
+inline constexpr std::uint32_t kScratchRecord = 72;  ///< Floats for each cluster and chunk in scratch.
 inline constexpr std::uint32_t kMostClusters = 16;   ///< That share a cache head in rotate_attend.
 inline constexpr std::uint32_t kClusterKeys = 2048;  ///< Keys for which another cluster joins in.
 
@@ -60,33 +63,37 @@ constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_
   return divide_up(num_heads / num_kv_heads, kHeadSet);
 }
 
-/// Keys and values on their way to one warp of attend_one: one key tile of the largest head size, or more of smaller ones.
+/// Keys and values on their way to one warp of attend_one: one key tile of the larger head sizes, two of the smallest.
 constexpr std::uint32_t ring_bytes(std::uint32_t head_dim) noexcept { return head_dim > 128 ? 16384 : 8192; }
 
-/// Shared memory of attend_one and rotate_attend, in floats from its start. `head_dim` as rounded up to 32.
+/// Shared memory of attend_one and rotate_attend, in floats from its start. `width` is head_dim rounded up to 64.
 struct OneLayout {
-  std::uint32_t ring;       ///< [warps, ring_bytes]; in the end the sums [kHeadSet, head_dim] of each warp, in its part
-  std::uint32_t queries;    ///< [kHeadSet, head_dim] scaled
-  std::uint32_t fragments;  ///< queries as tensor-core operands, [head_dim / 32, 2, 32 lanes, 4 words]
-  std::uint32_t key;        ///< [head_dim] of the step's own token, as the cache will hold it
-  std::uint32_t value;      ///< [head_dim] likewise
-  std::uint32_t inbox;      ///< [kClusterBlocks, head_dim] what the cluster's blocks send
-  std::uint32_t softmax;    ///< [kClusterBlocks, kHeadSet, 2] their largest scores and totals
-  std::uint32_t warps;      ///< [warps, kHeadSet, 2] the same of this block's warps
+  std::uint32_t ring;         ///< [warps, ring_bytes]; in the end the sums [kHeadSet, width + kSumsPad] of each warp, in its part
+  std::uint32_t ring_floats;  ///< Of one warp.
+  std::uint32_t width;
+  std::uint32_t queries;  ///< Scaled: bf16 [2, kHeadSet, width + 8], rounded and what that left; in general f32 [kHeadSet, width]
+  std::uint32_t key;      ///< [width] of the step's own token, as the cache will hold it
+  std::uint32_t value;    ///< [width] likewise
+  std::uint32_t inbox;    ///< [chunks, kClusterBlocks, 64] what the cluster's blocks send of each chunk that this one owns
+  std::uint32_t softmax;  ///< [chunks, kClusterBlocks, 2] their largest scores and totals
+  std::uint32_t warps;    ///< [2, kHeadSet, kMostWarps] the same of this block's warps
+  std::uint32_t barrier;  ///< Of the inbox.
   std::uint32_t end;
 };
 constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_warps) noexcept {
-  const std::uint32_t width = divide_up(head_dim, 32) * 32;
+  const std::uint32_t width = divide_up(head_dim, 64) * 64;
   OneLayout l{};
   l.ring = 0;
-  l.queries = num_warps * ring_bytes(head_dim) / 4;
-  l.fragments = l.queries + kHeadSet * width;
-  l.key = l.fragments + width / 32 * 256;
+  l.ring_floats = ring_bytes(head_dim) / 4;
+  l.width = width;
+  l.queries = num_warps * l.ring_floats;
+  l.key = l.queries + kHeadSet * (width + 8);
   l.value = l.key + width;
   l.inbox = l.value + width;
-  l.softmax = l.inbox + kClusterBlocks * width;
-  l.warps = l.softmax + kClusterBlocks * kHeadSet * 2;
-  l.end = l.warps + num_warps * kHeadSet * 2;
+  l.softmax = l.inbox + kHeadSet * width;
+  l.warps = l.softmax + kHeadSet * width / 32;
+  l.barrier = l.warps + 2 * kHeadSet * kMostWarps;
+  l.end = l.barrier + 2;
   return l;
 }
 
@@ -112,7 +119,8 @@ constexpr Plan plan_attend(const AttendParams& p) noexcept {
   return {p.num_heads, divide_up(p.m, kAttendTile), 128, attend_shared_bytes(p.head_dim)};
 }
 
-constexpr std::uint32_t one_warps(const Chip& chip) noexcept { return chip.max_shared_bytes >= 160 * 1024 ? 8 : 4; }
+/// Few enough that a block of the common head sizes runs beside a block of the matrix kernels, which leave 66 KiB.
+constexpr std::uint32_t one_warps(const Chip& chip) noexcept { return chip.max_shared_bytes >= 160 * 1024 ? kMostWarps : 4; }
 constexpr Plan plan_attend_one(const AttendParams& p, const Chip& chip) noexcept {
   const std::uint32_t warps = one_warps(chip);
   return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads), 1, 32 * warps,
@@ -131,14 +139,15 @@ constexpr Plan plan_rotate_attend(const RotateStoreParams& p, bool has_scratch, 
   return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads) * clusters, 1, 32 * warps,
           4 * one_layout(p.head_dim, warps).end};
 }
-/// Scratch of rotate_attend: counters, then what each block of each cluster found. Zeroed once, when it is made; every launch
-/// leaves the counters at zero. Launches that may overlap need a scratch each.
+/// Scratch of rotate_attend: counters, then what each cluster found of each chunk of 64 elements. Zeroed once, when it is made; every
+/// launch leaves the counters at zero. Launches that may overlap need a scratch each.
+constexpr std::uint64_t attend_counters(std::uint32_t num_heads, std::uint32_t num_kv_heads, std::uint32_t head_dim) noexcept {
+  return std::uint64_t{num_kv_heads} * head_sets(num_heads, num_kv_heads) * kHeadSet * divide_up(head_dim, 64);
+}
 constexpr std::uint64_t attend_scratch_bytes(std::uint32_t num_heads, std::uint32_t num_kv_heads, std::uint32_t head_dim,
                                              const Chip& chip) noexcept {
-  const std::uint32_t units = num_kv_heads * head_sets(num_heads, num_kv_heads);
-  const std::uint64_t width = divide_up(head_dim, 32) * 32 + 2 * kHeadSet;
-  return 4 *
-         (std::uint64_t{units} * kClusterBlocks + attend_clusters(num_heads, num_kv_heads, chip) * width * units * kClusterBlocks);
+  return 4 * attend_counters(num_heads, num_kv_heads, head_dim) *
+         (1 + std::uint64_t{attend_clusters(num_heads, num_kv_heads, chip)} * kScratchRecord);
 }
 
 constexpr Plan plan_conv(const ConvParams& p) noexcept {
