@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "gpu/parity.h"
+#include "metrale/models/sampler.h"
 
 namespace metrale::test {
 namespace {
@@ -373,6 +374,72 @@ TEST_F(DecoderParity, ArgmaxIsEqual) {
       EXPECT_EQ(ids(exact()), ids(want()));
       ++ParityReport::lines()["argmax"].cases;
     }
+  }
+}
+
+/// The device draws what the host's Sampler draws with the same number, every time.
+TEST_F(DecoderParity, SampleDrawsAsTheHostDoes) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  int differ_from_greedy = 0;
+  for (const std::uint32_t n : {1U, 5U, 33U, 1000U, 49152U, 151936U}) {
+    std::vector<float> logits = normal(n, 3);
+    if (n == 1000) {
+      for (float& x : logits) x = std::round(x);  // many equal ones, and both zeros
+      for (std::uint32_t i = 0; i < n; i += 7) logits[i] = -infinity;
+    }
+    const auto best = static_cast<std::int32_t>(ok(argmax(logits)));
+    for (const float temperature : {0.05F, 1.0F, 8.0F}) {
+      for (const std::uint32_t top_k : {0U, 1U, 2U, 50U, 900U, 200000U}) {
+        for (const float top_p : {1.0F, 0.95F, 0.3F, 1e-6F}) {
+          SCOPED_TRACE(fmt::format("{} logits, temperature {}, top_k {}, top_p {}", n, temperature, top_k, top_p));
+          const SamplerOptions options{.temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = random()};
+          Sampler oracle = ok(Sampler::create(options)), numbers = ok(Sampler::create(options));
+          constexpr std::uint32_t kDraws = 3;
+          std::vector<std::byte> inputs(sizeof(SamplingInputs) + kDraws * sizeof(double));
+          const SamplingInputs head{numbers.inverse_temperature(), top_p, top_k};
+          std::memcpy(inputs.data(), &head, sizeof(head));
+          for (std::uint32_t i = 0; i < kDraws; ++i) {
+            const double draw = numbers.uniform();
+            std::memcpy(inputs.data() + sizeof(head) + i * sizeof(draw), &draw, sizeof(draw));
+          }
+          Side& side = exact();
+          const DevicePtr on_device = side.in(logits), at = side.in(inputs), scratch = side.out(std::uint64_t{n} * 8);
+          for (std::uint32_t i = 0; i < kDraws; ++i) {
+            const DevicePtr token = side.in(std::vector<std::int32_t>{best});
+            ok(side.ops.sample(on_device, at, token, scratch, {.n = n, .draw = i}));
+            const std::int32_t drawn = side.read<std::int32_t>(token, 1)[0];
+            EXPECT_EQ(drawn, ok(oracle.next(logits))) << "draw " << i;
+            differ_from_greedy += drawn != best ? 1 : 0;
+            ++ParityReport::lines()["sample"].cases;
+          }
+          // Logits that are not finite were found by argmax.
+          const DevicePtr refused = side.in(std::vector<std::int32_t>{-1});
+          ok(side.ops.sample(on_device, at, refused, scratch, {.n = n, .draw = 0}));
+          EXPECT_EQ(side.read<std::int32_t>(refused, 1)[0], -1);
+          side.end_case();
+        }
+      }
+    }
+  }
+  EXPECT_GT(differ_from_greedy, 200);
+}
+
+TEST_F(DecoderParity, Advance) {
+  for (const std::int32_t token : {17, 0, -1}) {
+    const auto run = [&](Side& side) {
+      const DevicePtr step = side.in(std::vector<StepHeader>{{.position = 41, .slot = 3}}), ids = side.out(4),
+                      tokens = side.out(16);
+      ok(side.ops.advance(side.in(std::vector<std::int32_t>{token}), step, ids, tokens, {.index = 2}));
+      std::vector<std::int32_t> all = side.read<std::int32_t>(tokens, 4);
+      all.push_back(side.read<std::int32_t>(ids, 1)[0]);
+      const StepHeader header = side.read<StepHeader>(step, 1)[0];
+      all.insert(all.end(), {header.position, header.slot});
+      side.end_case();
+      return all;
+    };
+    EXPECT_EQ(run(exact()), (std::vector<std::int32_t>{-1, -1, token, -1, std::max(token, 0), 42, 3}));
+    EXPECT_EQ(run(want()), run(exact()));
+    ++ParityReport::lines()["advance"].cases;
   }
 }
 

@@ -113,6 +113,24 @@ TEST_P(GpuDecoder, SeveralTokensAReplayAreThoseOfSingleSteps) {
   }
 }
 
+TEST_P(GpuDecoder, DrawnTokensAreThoseOfTheHost) {
+  const auto host = host_backend();
+  const auto drawn = [&](GpuBackend& on) {
+    GeneratorOptions options;
+    options.decoder.precision = Precision::exact;
+    const auto model = ok(Generator::load(folder, on, options));
+    std::vector<std::vector<TokenId>> texts;
+    for (const float top_p : {1.0F, 0.8F}) {
+      texts.push_back(
+          ok(model->generate(golden.prompt(0),
+                             {.max_tokens = 40, .sampling = {.temperature = 0.7F, .top_k = 50, .top_p = top_p, .seed = 11}}))
+              .ids);
+    }
+    return texts;
+  };
+  EXPECT_EQ(drawn(*backend), drawn(*host));
+}
+
 TEST_P(GpuDecoder, OneWaitAndOneReplayForAStep) {
   LoadedModel model(*backend, folder);
   Sequence sequence = ok(model.decoder->start());

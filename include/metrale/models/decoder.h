@@ -18,6 +18,7 @@
 #include "metrale/models/decoder_kernels.h"
 #include "metrale/models/matmul_kernels.h"
 #include "metrale/models/model_config.h"
+#include "metrale/models/sampler.h"
 #include "metrale/models/tokenizer.h"
 #include "metrale/result.h"
 #include "metrale/teardown.h"
@@ -38,7 +39,7 @@ struct DecoderOptions {
   std::optional<DType> kv_type = {};
   std::uint32_t kv_block_tokens = 16;
   Precision precision = Precision::fast;
-  /// Tokens that one replay decodes in `append_greedy`. 0: what suits the backend, 1 on the host.
+  /// Tokens that one replay decodes in `append_greedy` and `append_sampled`. 0: what suits the backend, 1 on the host.
   std::uint32_t tokens_per_replay = 0;
   /// Let a kernel of a step start before the one ahead of it ends, where backend and kernel can. Off to compare.
   bool dependent_launch = true;
@@ -137,6 +138,9 @@ class Decoder {
   /// Lifetime: the choices are valid until the decoder's next call.
   /// Errors: as `append`.
   Result<std::span<const TokenId>> append_greedy(Sequence& sequence, TokenId id, std::uint64_t most);
+
+  /// As `append_greedy`, with choices that `sampler` draws as its `next` would, on the device where several are made at once.
+  Result<std::span<const TokenId>> append_sampled(Sequence& sequence, TokenId id, std::uint64_t most, Sampler& sampler);
 
   /// Appends `ids` and returns every position's logits, [ids.size(), vocab], finite or not. Waits once for every `logit_rows`
   /// rows. Errors: as `append`, but for internal.

@@ -19,12 +19,12 @@ struct KernelName {
 };
 
 inline constexpr std::array kRequiredKernels{
-    KernelName{kMatmulModule, "repack"},    KernelName{kMatmulModule, "gather"},  KernelName{kMatmulModule, "prepare"},
-    KernelName{kMatmulModule, "linear"},    KernelName{kMatmulModule, "linear4"}, KernelName{kMatmulModule, "swiglu"},
-    KernelName{kDecoderModule, "widen"},    KernelName{kDecoderModule, "rotary"}, KernelName{kDecoderModule, "rotate_store"},
-    KernelName{kDecoderModule, "attend"},   KernelName{kDecoderModule, "conv"},   KernelName{kDecoderModule, "attend_one"},
-    KernelName{kDecoderModule, "delta"},    KernelName{kDecoderModule, "argmax"}, KernelName{kDecoderModule, "score"},
-    KernelName{kSamplingModule, "advance"},
+    KernelName{kMatmulModule, "repack"},   KernelName{kMatmulModule, "gather"},    KernelName{kMatmulModule, "prepare"},
+    KernelName{kMatmulModule, "linear"},   KernelName{kMatmulModule, "linear4"},   KernelName{kMatmulModule, "swiglu"},
+    KernelName{kDecoderModule, "widen"},   KernelName{kDecoderModule, "rotary"},   KernelName{kDecoderModule, "rotate_store"},
+    KernelName{kDecoderModule, "attend"},  KernelName{kDecoderModule, "conv"},     KernelName{kDecoderModule, "attend_one"},
+    KernelName{kDecoderModule, "delta"},   KernelName{kDecoderModule, "argmax"},   KernelName{kDecoderModule, "score"},
+    KernelName{kSamplingModule, "sample"}, KernelName{kSamplingModule, "advance"},
 };
 
 }  // namespace metrale

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sampler: picks the next token from a row of logits. The same options, seed and logits give the same tokens on every platform: the
-// generator, the exponential and the order of every sum are its own. It holds the state of the generator, so one sampler serves one
-// sequence and one thread.
+// Sampler: picks the next token from a row of logits. The same options, seed and logits give the same tokens on every platform, and
+// on a device that samples itself: the generator and the exponential are its own, and probabilities are summed as whole numbers
+// (sampling_math.h). It holds the state of the generator, so one sampler serves one sequence and one thread.
 #pragma once
 
 #include <cstdint>
@@ -41,16 +41,20 @@ class Sampler {
   Result<TokenId> next(std::span<const float> logits);
 
   const SamplerOptions& options() const noexcept { return options_; }
+  /// 0 for greedy.
+  double inverse_temperature() const noexcept {
+    return options_.temperature == 0.0F ? 0.0 : 1.0 / static_cast<double>(options_.temperature);
+  }
+  /// The next uniform number in [0, 1), for a device that draws with it. `next` takes one for each token too.
+  double uniform();
 
  private:
   struct Candidate {
     TokenId id;
-    double weight;
+    std::uint64_t weight;
   };
 
   explicit Sampler(const SamplerOptions& options);
-  double uniform();
-
   SamplerOptions options_;
   std::uint64_t state_[4];
   std::vector<Candidate> candidates_;  // kept between calls for its memory

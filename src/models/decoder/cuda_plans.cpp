@@ -5,6 +5,7 @@
 
 #include "include/decoder_plan.h"
 #include "include/matmul_plan.h"
+#include "include/sampling_plan.h"
 
 namespace metrale::models {
 namespace {
@@ -67,6 +68,9 @@ class CudaPlans final : public LaunchPlans {
   LaunchShape conv(const ConvParams& params, std::uint32_t) const noexcept override { return shape(decoder::plan_conv(params)); }
   LaunchShape delta(const DeltaParams& params) const noexcept override { return shape(decoder::plan_delta(params)); }
   LaunchShape rows(const RowsParams& params) const noexcept override { return shape(decoder::plan_rows(params)); }
+  LaunchShape sample() const noexcept override {
+    return {.grid = {cuda::sampling::kSampleBlocks, 1, 1}, .block = {cuda::sampling::kSampleThreads, 1, 1}};
+  }
 
  private:
   decoder::Chip chip_;

@@ -90,6 +90,18 @@ void Decoder::Impl::stage(const Sequence& sequence, std::span<const TokenId> ids
   if (!targets.empty()) std::memcpy(inputs + step_layout.targets, targets.data(), targets.size_bytes());
 }
 
+void Decoder::Impl::stage_sampling(Sampler& sampler) {
+  std::byte* to = staging.inputs.bytes().data() + step_layout.sampling;
+  const SamplingInputs inputs{
+      .inverse_temperature = sampler.inverse_temperature(), .top_p = sampler.options().top_p, .top_k = sampler.options().top_k};
+  std::memcpy(to, &inputs, sizeof(inputs));
+  to += sizeof(inputs);
+  for (std::uint32_t i = 0; i < options.tokens_per_replay; ++i) {
+    const double draw = sampler.uniform();
+    std::memcpy(to + i * sizeof(draw), &draw, sizeof(draw));
+  }
+}
+
 Result<> Decoder::Impl::run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets) {
   stage(sequence, ids, targets);
   // The staging buffer is filled again while this chunk runs, so the copy must have taken it before the call returns.
@@ -133,10 +145,10 @@ Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const Tok
   return result;
 }
 
-Result<std::span<const TokenId>> Decoder::Impl::run_several(Sequence& sequence, TokenId id) {
+Result<std::span<const TokenId>> Decoder::Impl::run_several(Sequence& sequence, TokenId id, Graph& graph) {
   const std::uint32_t count = options.tokens_per_replay;
   stage(sequence, {&id, 1}, {});
-  METRALE_TRY(graphs.several.launch(stream.handle()));
+  METRALE_TRY(graph.launch(stream.handle()));
   ++stats.graph_replays;
   stats.tokens += count;
   sequence.length_ += count;
@@ -208,16 +220,37 @@ Result<Decoder::Step> Decoder::append(Sequence& sequence, std::span<const TokenI
   return guarded(sequence.broken_, [&] { return impl_->run(sequence, ids, output); });
 }
 
+Result<std::uint64_t> Decoder::Impl::prepare_several(Sequence& sequence, TokenId id, std::uint64_t most) {
+  METRALE_TRY(check_append(sequence, {&id, 1}));
+  const std::uint64_t room = std::min<std::uint64_t>(context_tokens, config.max_position) - sequence.length_;
+  const std::uint64_t several = options.tokens_per_replay;
+  const std::uint64_t count = several <= std::min(most, room) ? several : 1;
+  METRALE_TRY(sequence.blocks_.reserve(sequence.length_ + count));
+  return count;
+}
+
 Result<std::span<const TokenId>> Decoder::append_greedy(Sequence& sequence, TokenId id, std::uint64_t most) {
-  METRALE_TRY(impl_->check_append(sequence, {&id, 1}));
-  const std::uint64_t count = impl_->options.tokens_per_replay;
-  const std::uint64_t room = std::min<std::uint64_t>(impl_->context_tokens, impl_->config.max_position) - sequence.length_;
-  const bool several = count > 1 && count <= std::min(most, room);
-  METRALE_TRY(sequence.blocks_.reserve(sequence.length_ + (several ? count : 1)));
+  const std::uint64_t count = METRALE_TRY(impl_->prepare_several(sequence, id, most));
   return guarded(sequence.broken_, [&]() -> Result<std::span<const TokenId>> {
-    if (several) return impl_->run_several(sequence, id);
+    if (count > 1) return impl_->run_several(sequence, id, impl_->graphs.several);
     METRALE_TRY(impl_->run(sequence, {&id, 1}, StepOutput::token));
     return std::span<const TokenId>(&impl_->host_best(), 1);
+  });
+}
+
+Result<std::span<const TokenId>> Decoder::append_sampled(Sequence& sequence, TokenId id, std::uint64_t most, Sampler& sampler) {
+  if (sampler.options().temperature == 0.0F) return append_greedy(sequence, id, most);
+  Impl& d = *impl_;
+  const std::uint64_t count = METRALE_TRY(d.prepare_several(sequence, id, most));
+  if (count > 1 && !d.graphs.sampled) METRALE_TRY(d.capture_several(d.graphs.sampled, Impl::Choice::sampled));
+  return guarded(sequence.broken_, [&]() -> Result<std::span<const TokenId>> {
+    if (count > 1) {
+      d.stage_sampling(sampler);
+      return d.run_several(sequence, id, d.graphs.sampled);
+    }
+    const Step step = METRALE_TRY(d.run(sequence, {&id, 1}, StepOutput::logits));
+    d.host_best() = METRALE_TRY(sampler.next(step.logits));
+    return std::span<const TokenId>(&d.host_best(), 1);
   });
 }
 

@@ -32,11 +32,12 @@ struct DecoderActivations {
   DevicePtr mlp;           ///< [.., intermediate_size]
   DevicePtr prepared;      ///< rows as the matrix kernels like them
   DevicePtr attend_scratch;
-  DevicePtr rotary;  ///< [.., 2, pairs]
-  DevicePtr logits;  ///< [logit_rows, vocab]
-  DevicePtr best;    ///< int32 [1]
-  DevicePtr tokens;  ///< int32 [tokens_per_replay]
-  DevicePtr scores;  ///< RowScore [chunk_tokens]
+  DevicePtr rotary;          ///< [.., 2, pairs]
+  DevicePtr logits;          ///< [logit_rows, vocab]
+  DevicePtr best;            ///< int32 [1]
+  DevicePtr tokens;          ///< int32 [tokens_per_replay]
+  DevicePtr sample_scratch;  ///< uint64 [vocab], where several tokens are decoded at once
+  DevicePtr scores;          ///< RowScore [chunk_tokens]
   struct LinearState {
     DevicePtr conv;   ///< [max_sequences, conv_kernel - 1, conv_dim]
     DevicePtr delta;  ///< [max_sequences, value heads, key dim, value dim]
@@ -44,9 +45,11 @@ struct DecoderActivations {
   std::vector<LinearState> states;  ///< by linear attention layer
 };
 
-/// Bytes from the start of the step's inputs, on both sides of the copy: header, block table, ids, targets.
+/// Bytes from the start of the step's inputs, on both sides of the copy: header, sampling (SamplingInputs and
+/// double [tokens_per_replay]), block table, ids, targets.
 struct StepLayout {
-  std::uint64_t table = sizeof(StepHeader);
+  std::uint64_t sampling = sizeof(StepHeader);
+  std::uint64_t table = 0;
   std::uint64_t ids = 0;
   std::uint64_t targets = 0;
   std::uint64_t end = 0;
@@ -62,10 +65,12 @@ class DecoderGraphs final : public ModelResource {
     METRALE_TRY(models::check_own_backend(*backend_, backend, label()));
     Result<> first = token.release();
     first = models::first_failure(std::move(first), several.release());
+    first = models::first_failure(std::move(first), sampled.release());
     return models::first_failure(std::move(first), logits.release());
   }
   Graph token;    ///< ends with the id
   Graph several;  ///< `tokens_per_replay` steps, each of which feeds the next; none where that is 1
+  Graph sampled;  ///< the same with tokens that are drawn; made when it is first wanted
   Graph logits;   ///< ends with the id and every logit
 
  private:
@@ -136,7 +141,8 @@ struct Decoder::Impl {
   Result<> drop_context();
   Result<> make_context(std::uint64_t tokens);
   Result<> capture_step(Graph& graph, StepOutput output);
-  Result<> capture_several();
+  enum class Choice : std::uint8_t { greedy, sampled };
+  Result<> capture_several(Graph& graph, Choice choice);
 
   // forward.cpp; each enqueues on `stream`
   Result<> forward(std::uint32_t m);
@@ -151,9 +157,12 @@ struct Decoder::Impl {
   // decoder.cpp
   Result<> check_append(const Sequence& sequence, std::span<const TokenId> ids) const;
   void stage(const Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
+  void stage_sampling(Sampler& sampler);
   Result<> run_chunk(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<Step> run(Sequence& sequence, std::span<const TokenId> ids, StepOutput output);
-  Result<std::span<const TokenId>> run_several(Sequence& sequence, TokenId id);
+  /// Checks, and takes the cache's blocks for as many tokens as are appended at once; returns how many those are.
+  Result<std::uint64_t> prepare_several(Sequence& sequence, TokenId id, std::uint64_t most);
+  Result<std::span<const TokenId>> run_several(Sequence& sequence, TokenId id, Graph& graph);
   Result<std::vector<float>> run_all_logits(Sequence& sequence, std::span<const TokenId> ids);
   Result<std::vector<RowScore>> run_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
   Result<> wait();

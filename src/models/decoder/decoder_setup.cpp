@@ -52,6 +52,8 @@ Result<> Decoder::Impl::allocate_activations() {
   r.add("logits", std::uint64_t{options.logit_rows} * config.vocab_size * f, act.logits);
   r.add("best", sizeof(std::int32_t), act.best);
   r.add("tokens", options.tokens_per_replay * sizeof(std::int32_t), act.tokens);
+  if (options.tokens_per_replay > 1)
+    r.add("sample scratch", std::uint64_t{config.vocab_size} * sizeof(std::uint64_t), act.sample_scratch);
   r.add("scores", m * sizeof(RowScore), act.scores);
   act.states.resize(num_linear);
   if (num_linear != 0) {
@@ -90,7 +92,10 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
                                                  tokens, blocks, options.kv_block_tokens));
   }
   table_entries = blocks;
-  step_layout.ids = sizeof(StepHeader) + round_up(blocks * sizeof(std::int32_t), 64);
+  const std::uint64_t sampling_bytes =
+      options.tokens_per_replay > 1 ? sizeof(SamplingInputs) + options.tokens_per_replay * sizeof(double) : 0;
+  step_layout.table = step_layout.sampling + round_up(sampling_bytes, 64);
+  step_layout.ids = step_layout.table + round_up(blocks * sizeof(std::int32_t), 64);
   step_layout.one_token_end = step_layout.ids + sizeof(std::int32_t);
   step_layout.targets = step_layout.ids + round_up(options.chunk_tokens * sizeof(std::int32_t), 64);
   step_layout.end = step_layout.targets + options.chunk_tokens * sizeof(std::int32_t);
@@ -105,7 +110,7 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
   staging.inputs = METRALE_TRY(PinnedBuffer::create(backend, step_layout.end));
   METRALE_TRY(capture_step(graphs.token, StepOutput::token));
   METRALE_TRY(capture_step(graphs.logits, StepOutput::logits));
-  if (options.tokens_per_replay > 1) METRALE_TRY(capture_several());
+  if (options.tokens_per_replay > 1) METRALE_TRY(capture_several(graphs.several, Choice::greedy));
   context_tokens = tokens;
   return {};
 }
@@ -121,7 +126,7 @@ Result<> Decoder::Impl::capture_step(Graph& graph, StepOutput output) {
   return {};
 }
 
-Result<> Decoder::Impl::capture_several() {
+Result<> Decoder::Impl::capture_several(Graph& graph, Choice choice) {
   CaptureScope capture = METRALE_TRY(CaptureScope::begin(backend, stream.handle()));
   METRALE_TRY(ops->copy_h2d_retained(step, staging.inputs.bytes().first(step_layout.one_token_end)));
   for (std::uint32_t i = 0; i < options.tokens_per_replay; ++i) {
@@ -129,10 +134,14 @@ Result<> Decoder::Impl::capture_several() {
     METRALE_TRY(forward(1));
     METRALE_TRY(head(0, 1));
     METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
+    if (choice == Choice::sampled) {
+      METRALE_TRY(ops->sample(act.logits, step.offset(step_layout.sampling), act.best, act.sample_scratch,
+                              {.n = config.vocab_size, .draw = i}));
+    }
     METRALE_TRY(ops->advance(act.best, step, step.offset(step_layout.ids), act.tokens, {.index = i}));
   }
   METRALE_TRY(ops->copy_d2h(std::as_writable_bytes(host_tokens()), act.tokens));
-  graphs.several = METRALE_TRY(capture.end());
+  graph = METRALE_TRY(capture.end());
   ++stats.graph_captures;
   return {};
 }

@@ -63,6 +63,7 @@ class LaunchPlans {
   virtual LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept = 0;
   virtual LaunchShape delta(const DeltaParams& params) const noexcept = 0;
   virtual LaunchShape rows(const RowsParams& params) const noexcept = 0;
+  virtual LaunchShape sample() const noexcept { return {}; }
 };
 
 /// The host's, for `threads` workers.

@@ -50,6 +50,7 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, const OpsOptio
       {k.delta, kDecoderModule, "delta"},
       {k.argmax, kDecoderModule, "argmax"},
       {k.score, kDecoderModule, "score"},
+      {k.sample, kSamplingModule, "sample"},
       {k.advance, kSamplingModule, "advance"},
   };
   const auto find = [&](std::string_view module, std::string_view function) -> Result<Kernel> {
@@ -219,6 +220,10 @@ Result<> Ops::delta(const Delta& t, const DeltaParams& params) {
 
 Result<> Ops::argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params) {
   return launch(kernels_.argmax, plans_->rows(params), logits, ids, params);
+}
+
+Result<> Ops::sample(DevicePtr logits, DevicePtr inputs, DevicePtr token, DevicePtr scratch, const SampleParams& params) {
+  return launch(kernels_.sample, plans_->sample(), logits, inputs, token, scratch, params);
 }
 
 Result<> Ops::advance(DevicePtr token, DevicePtr step, DevicePtr ids, DevicePtr tokens, const AdvanceParams& params) {

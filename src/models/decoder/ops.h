@@ -122,6 +122,8 @@ class Ops {
   };
   Result<> delta(const Delta& tensors, const DeltaParams& params);
   Result<> argmax(DevicePtr logits, DevicePtr ids, const RowsParams& params);
+  /// `token` holds the largest logit's id. `scratch`: 8 bytes for each logit.
+  Result<> sample(DevicePtr logits, DevicePtr inputs, DevicePtr token, DevicePtr scratch, const SampleParams& params);
   /// The token becomes the input of the step that `begin_step` begins.
   Result<> advance(DevicePtr token, DevicePtr step, DevicePtr ids, DevicePtr tokens, const AdvanceParams& params);
   Result<> score(DevicePtr logits, DevicePtr targets, DevicePtr scores, const RowsParams& params);
@@ -151,7 +153,7 @@ class Ops {
 
   struct Kernels {
     Kernel repack, gather, prepare, linear, linear4, swiglu;
-    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score, advance;
+    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score, sample, advance;
     std::uint32_t attend_tile = 0;
     std::uint32_t conv_tile = 0;
   } kernels_;

@@ -196,7 +196,7 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
   Clock::time_point first_token = start;
   std::span<const TokenId> next = prompt;
   TokenId token = 0;
-  // Choices that are already made, from greedy decoding of several tokens at a time.
+  // Choices that are already made, where several tokens are decoded at a time.
   std::vector<TokenId> ahead;
   std::size_t taken = 0;
   while (true) {
@@ -220,9 +220,9 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
     }
     if (taken < ahead.size()) {
       token = ahead[taken++];
-    } else if (greedy && out.stats.generated_tokens != 0) {
+    } else if (out.stats.generated_tokens != 0) {
       const std::uint64_t most = std::min<std::uint64_t>(request.max_tokens - out.ids.size(), limit - sequence.length());
-      Result<std::span<const TokenId>> choices = decoder_->append_greedy(sequence, token, most);
+      Result<std::span<const TokenId>> choices = decoder_->append_sampled(sequence, token, most, sampler);
       if (!choices) return of_this_model(std::move(choices).error());
       ahead.assign(choices->begin(), choices->end());
       token = ahead[0];

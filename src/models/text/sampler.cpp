@@ -10,22 +10,10 @@
 #include <cmath>
 #include <limits>
 
+#include "metrale/models/sampling_math.h"
+
 namespace metrale {
 namespace {
-
-// e^x for x <= 0, to about an ulp. The C library's own differs between platforms in the last bit.
-double exp_of_nonpositive(double x) {
-  constexpr double kLog2E = 1.4426950408889634;
-  constexpr double kLn2High = 0x1.62e42fee00000p-1;  // short enough that k * kLn2High is exact
-  constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
-  if (x < -700.0) return 0.0;
-  const double k = std::floor(x * kLog2E + 0.5);
-  const double r = (x - k * kLn2High) - k * kLn2Low;
-  // Taylor: |r| <= ln(2) / 2, so the first term left out is below 2^-57.
-  double sum = 1.0;
-  for (int i = 13; i >= 1; --i) sum = 1.0 + sum * r / i;
-  return std::ldexp(sum, static_cast<int>(k));
-}
 
 // SplitMix64, to spread a seed over the state of the generator.
 std::uint64_t split_mix(std::uint64_t& state) {
@@ -91,11 +79,11 @@ Result<TokenId> Sampler::next(std::span<const float> logits) {
   const std::size_t best = METRALE_TRY(best_of(logits));
   if (options_.temperature == 0.0F) return static_cast<TokenId>(best);
 
-  // Everything below is in an order that the logits alone decide: sums in floating point depend on it.
+  // Weights are whole numbers, whose sums do not depend on their order.
   auto& left = candidates_;
   left.clear();
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] != -std::numeric_limits<float>::infinity()) left.push_back({static_cast<TokenId>(i), 0.0});
+    if (logits[i] != -std::numeric_limits<float>::infinity()) left.push_back({static_cast<TokenId>(i), 0});
   }
   const auto before = [logits](const Candidate& a, const Candidate& b) {
     const float x = logits[static_cast<std::size_t>(a.id)];
@@ -105,19 +93,18 @@ Result<TokenId> Sampler::next(std::span<const float> logits) {
   if (options_.top_k != 0 && options_.top_k < left.size()) {
     std::nth_element(left.begin(), left.begin() + options_.top_k, left.end(), before);
     left.resize(options_.top_k);
-    std::sort(left.begin(), left.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   }
-  const double largest = logits[best];
-  const double temperature = options_.temperature;
-  double total = 0.0;
+  const int bits = sampling::weight_bits(static_cast<std::uint32_t>(logits.size()));
+  const double inverse_temperature = this->inverse_temperature();
+  std::uint64_t total = 0;
   for (Candidate& candidate : left) {
-    candidate.weight = exp_of_nonpositive((logits[static_cast<std::size_t>(candidate.id)] - largest) / temperature);
+    candidate.weight = sampling::weight_of(logits[static_cast<std::size_t>(candidate.id)], logits[best], inverse_temperature, bits);
     total += candidate.weight;
   }
   if (options_.top_p < 1.0F) {
     // The most probable are sorted block by block, since few are needed as a rule.
-    const double wanted = total * options_.top_p;
-    double kept = 0.0;
+    const std::uint64_t wanted = sampling::wanted_weight(total, options_.top_p);
+    std::uint64_t kept = 0;
     std::size_t count = 0;
     std::size_t sorted = 0;
     std::size_t block = 64;
@@ -135,9 +122,11 @@ Result<TokenId> Sampler::next(std::span<const float> logits) {
     left.resize(count);
     total = kept;
   }
-  const double target = uniform() * total;
-  double passed = 0.0;
-  TokenId chosen = static_cast<TokenId>(best);  // also where rounding lets the sum end below the target
+  // The filters leave them in any order.
+  if (options_.top_k != 0 || options_.top_p < 1.0F) std::ranges::sort(left, {}, &Candidate::id);
+  const std::uint64_t target = sampling::draw_target(total, uniform());
+  std::uint64_t passed = 0;
+  TokenId chosen = static_cast<TokenId>(best);  // also where rounding puts the target at the sum
   for (const Candidate& candidate : left) {
     passed += candidate.weight;
     if (passed > target) {

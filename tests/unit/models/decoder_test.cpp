@@ -165,6 +165,32 @@ TEST_P(DecoderTest, SeveralTokensAReplayAreTheGoldenOnes) {
   }
 }
 
+TEST_P(DecoderTest, SeveralDrawnTokensAreThoseDrawnOneByOne) {
+  const SamplerOptions kinds[] = {{.temperature = 1.0F, .seed = 3},
+                                  {.temperature = 0.8F, .top_k = 40, .seed = 4},
+                                  {.temperature = 1.2F, .top_p = 0.9F, .seed = 5},
+                                  {.temperature = 1.0F, .top_k = 20, .top_p = 0.8F, .seed = 6}};
+  const auto text = [&](Decoder& decoder, const SamplerOptions& options) {
+    Sampler sampler = ok(Sampler::create(options));
+    auto ids = golden.prompt(2);
+    Sequence sequence = ok(decoder.start());
+    ids.push_back(ok(sampler.next(ok(decoder.append(sequence, ids, StepOutput::logits)).logits)));
+    while (ids.size() < 60) {
+      const auto choices = ok(decoder.append_sampled(sequence, ids.back(), 60 - ids.size(), sampler));
+      ids.insert(ids.end(), choices.begin(), choices.end());
+    }
+    return ids;
+  };
+  LoadedModel one(*backend, folder, {.tokens_per_replay = 1}), several(*backend, folder, {.tokens_per_replay = 6});
+  for (const SamplerOptions& options : kinds) {
+    SCOPED_TRACE(options.seed);
+    const auto expected = text(*one.decoder, options);
+    EXPECT_EQ(text(*several.decoder, options), expected);
+    EXPECT_FALSE(std::equal(expected.begin(), expected.end(), golden.greedy(2).begin())) << "nothing was drawn";
+  }
+  EXPECT_EQ(several.decoder->stats().graph_captures, one.decoder->stats().graph_captures + 2);
+}
+
 TEST_P(DecoderTest, SeveralTokensGoNoFurtherThanTheContext) {
   LoadedModel model(*backend, folder, {.context_tokens = 20, .tokens_per_replay = 8});
   Sequence sequence = ok(model.decoder->start());
