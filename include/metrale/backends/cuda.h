@@ -3,6 +3,9 @@
 // The CUDA backend: one NVIDIA GPU through the driver, which is found at run time, so a program that has this backend starts on a
 // machine without one. Each backend retains the primary context of its device and loads its own modules. Several backends, of one
 // device or of several, live in one process. `create` may be called from any thread.
+//
+// The driver may run functions given to `enqueue_host` one after the other, whatever their streams: one that waits holds the
+// others.
 #pragma once
 
 #include <memory>

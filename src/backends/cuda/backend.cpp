@@ -93,7 +93,7 @@ Result<std::uint32_t> CudaBackend::do_sm_count() {
 void CudaBackend::do_shutdown() noexcept {
   if (is_closed_) return;
   is_closed_ = true;
-  const bool driver_works = !context_->is_lost() && context_->make_current().has_value();
+  const bool driver_works = !context_->is_lost() && (context_->make_current().has_value() || context_->make_current().has_value());
   if (driver_works) {
     reap_all();
     static_cast<void>(modules_.unload().has_value());

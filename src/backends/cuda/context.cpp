@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/fault_latch.h"
+#include "metrale/log.h"
 
 namespace metrale::cuda {
 
@@ -71,10 +72,11 @@ Context::~Context() {
   // In a forked child the driver is not to be touched; a lost context goes with the process, and asking it may hang.
   if (created_at_fork_ != detail::fork_count() || is_lost()) return;
   CUcontext current = nullptr;
-  if (driver_.cuCtxGetCurrent_(&current) == CUDA_SUCCESS &&
-      (current == handle_ || driver_.cuCtxSetCurrent_(handle_) == CUDA_SUCCESS))
-    work_.events().close();
-  static_cast<void>(driver_.cuDevicePrimaryCtxRelease_(device_));
+  static_cast<void>(driver_.cuCtxGetCurrent_(&current));
+  if (current != handle_) static_cast<void>(make_current().has_value());
+  work_.events().close();
+  // Once more where the driver refused: nobody else knows of it.
+  if (driver_.cuDevicePrimaryCtxRelease_(device_) != CUDA_SUCCESS) static_cast<void>(driver_.cuDevicePrimaryCtxRelease_(device_));
   if (current != handle_) static_cast<void>(driver_.cuCtxSetCurrent_(current));
 }
 
@@ -92,7 +94,16 @@ Error Context::error(CUresult code, std::string_view what) {
 
 int Context::attribute(CUdevice_attribute attribute) const noexcept {
   int value = 0;
-  return driver_.cuDeviceGetAttribute_(&value, attribute, device_) == CUDA_SUCCESS ? value : 0;
+  const CUresult code = driver_.cuDeviceGetAttribute_(&value, attribute, device_);
+  if (code == CUDA_SUCCESS) return value;
+  if (code != CUDA_ERROR_INVALID_VALUE) {
+    try {
+      log(LogLevel::warning, fmt::format("device attribute {} is taken as 0: {}", static_cast<int>(attribute),
+                                         driver_error(driver_, code, "cuDeviceGetAttribute").to_string()));
+    } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the text, and nobody to tell
+    }
+  }
+  return 0;
 }
 
 }  // namespace metrale::cuda

@@ -68,6 +68,23 @@ class Context {
     return check(driver_.cuCtxSetCurrent_(handle_), "cuCtxSetCurrent");
   }
 
+  /// Makes a call whose stream carries the context, so that it fails and is made again where another one is current. Asking which
+  /// is current would cost every launch what only the first of a thread needs.
+  template <class Call>
+  CUresult on_stream(Call&& call) {
+    if (bound_to_ != id_) [[unlikely]] {
+      if (const CUresult code = driver_.cuCtxSetCurrent_(handle_); code != CUDA_SUCCESS) return code;
+      bound_to_ = id_;
+    }
+    const CUresult code = call();
+    if (code != CUDA_ERROR_INVALID_CONTEXT && code != CUDA_ERROR_INVALID_HANDLE && code != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        [[likely]]
+      return code;
+    CUcontext current = nullptr;
+    if (driver_.cuCtxGetCurrent_(&current) == CUDA_SUCCESS && current == handle_) return code;
+    return driver_.cuCtxSetCurrent_(handle_) == CUDA_SUCCESS ? call() : code;
+  }
+
   Result<> check(CUresult code, std::string_view what) {
     if (code == CUDA_SUCCESS) [[likely]]
       return {};
@@ -92,6 +109,8 @@ class Context {
 
  private:
   Context(const Driver& driver, CUdevice device, CUcontext handle);
+
+  static inline thread_local std::uint64_t bound_to_ = 0;  ///< The context that `on_stream` made current last.
 
   const Driver& driver_;
   const CUdevice device_;

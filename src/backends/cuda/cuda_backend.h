@@ -167,6 +167,17 @@ class CudaBackend final : public GpuBackend {
   // ---- what goes back (release.cpp) ----
   /// Gives back at once where nothing is in flight, otherwise once this backend's work so far has passed.
   Result<> part_with(Parting parting);
+  /// Runs `part` with the context current; where that fails the thing is kept.
+  template <class Part>
+  Result<> part_in_context(Parting parting, Part&& part) {
+    if (Result<> current = context_->make_current(); !current) {
+      parting.until_shutdown = !waits_for_device(parting.kind);
+      keep_for_later(std::move(parting));
+      return current;
+    }
+    const OutsideCapture outside(driver_);
+    return part(std::move(parting));
+  }
   /// Gives back what may go now, without waiting.
   void reap() noexcept;
   /// Waits until what was put off may go, at most a while, where `bytes` would fit then; whether anything went.

@@ -152,7 +152,7 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
   AddressScan scan(driver_);
   scan.graph(graph);
   made->addresses = scan.take();
-  METRALE_TRY(check(driver_.cuGraphInstantiateWithFlags_(&made->exec, graph, 0), "cuGraphInstantiate"));
+  METRALE_TRY(check(driver_.cuGraphInstantiateWithFlags_(&made->exec, graph, 0), "cuGraphInstantiateWithFlags"));
   return NativeGraph{reinterpret_cast<std::uintptr_t>(made.release())};
 }
 
@@ -179,16 +179,15 @@ Result<bool> CudaBackend::do_stream_is_capturing(NativeStream stream) {
 }
 
 Result<> CudaBackend::do_launch_graph(NativeGraph graph, NativeStream stream) {
-  METRALE_TRY(context_->make_current());
   GraphRecord& record = graph_of(graph);
   std::lock_guard lock(record.mutex);
-  return enqueued(stream, driver_.cuGraphLaunch_(record.exec, stream_of(stream)), "cuGraphLaunch");
+  const CUresult code = context_->on_stream([&] { return driver_.cuGraphLaunch_(record.exec, stream_of(stream)); });
+  return enqueued(stream, code, "cuGraphLaunch");
 }
 
 Result<> CudaBackend::do_destroy_graph(NativeGraph graph) {
-  METRALE_TRY(context_->make_current());
-  const OutsideCapture outside(driver_);
-  return part_with({.kind = Parting::Kind::graph, .value = graph.value});
+  return part_in_context({.kind = Parting::Kind::graph, .value = graph.value},
+                         [&](Parting graph_record) { return part_with(std::move(graph_record)); });
 }
 
 Result<std::vector<DevicePtr>> CudaBackend::do_graph_addresses(NativeGraph graph) { return graph_of(graph).addresses; }

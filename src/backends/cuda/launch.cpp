@@ -62,8 +62,6 @@ Result<> CudaBackend::do_unload_modules() {
   return noted(modules_.unload());
 }
 
-// The function and the stream carry the context, so a launch under another one fails and is made again: asking which is current
-// would cost every launch what only the first of a thread needs.
 Result<> CudaBackend::do_launch(const LaunchDesc& launch) {
   const KernelRecord& kernel = kernel_of(launch.kernel);
   void* pointers[kMaxKernelArgs];
@@ -73,27 +71,13 @@ Result<> CudaBackend::do_launch(const LaunchDesc& launch) {
     params = pointers;
   }
   const CUstream stream = stream_of(launch.stream);
-  const auto plain = [&] {
+  const bool is_plain = !launch.attributes->any();
+  const CUresult code = context_->on_stream([&] {
+    if (!is_plain) [[unlikely]]
+      return launch_with_attributes(launch, params);
     return driver_.cuLaunchKernel_(kernel.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x, launch.block.y,
                                    launch.block.z, launch.shared_bytes, stream, params, nullptr);
-  };
-  CUresult code = CUDA_SUCCESS;
-  thread_local std::uint64_t bound_to = 0;
-  if (bound_to != context_->id()) [[unlikely]] {
-    METRALE_TRY(context_->make_current());
-    bound_to = context_->id();
-  }
-  if (!launch.attributes->any()) [[likely]] {
-    code = plain();
-    if (code == CUDA_ERROR_INVALID_CONTEXT || code == CUDA_ERROR_INVALID_HANDLE || code == CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        [[unlikely]] {
-      METRALE_TRY(context_->make_current());
-      code = plain();
-    }
-  } else {
-    METRALE_TRY(context_->make_current());
-    code = launch_with_attributes(launch, params);
-  }
+  });
   if (StreamRecord* record = work().find(stream)) [[likely]] {
     record->last_kernel.store(kernel.name, std::memory_order_relaxed);
     record->note();

@@ -8,6 +8,12 @@
 
 namespace metrale::cuda {
 
+namespace {
+
+constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
+
+}  // namespace
+
 Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
   METRALE_TRY(context_->make_current());
   const bool is_managed = kind == MemoryKind::managed && capabilities().has(Capability::managed_memory);
@@ -25,8 +31,11 @@ Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
   };
   CUresult code = ask();
   if (code == CUDA_ERROR_OUT_OF_MEMORY && num_partings_.load(std::memory_order_acquire) != 0 && reap_waiting(bytes)) code = ask();
-  if (code != CUDA_SUCCESS) [[unlikely]]
+  if (code != CUDA_SUCCESS) [[unlikely]] {
+    // Of a size that no address space holds the driver says that it is wrong.
+    if (code == CUDA_ERROR_INVALID_VALUE && bytes > kLargest) code = CUDA_ERROR_OUT_OF_MEMORY;
     return context_->error(code, is_managed ? "cuMemAllocManaged" : "cuMemAlloc");
+  }
   (is_managed ? managed_bytes_ : device_bytes_).fetch_add(bytes, std::memory_order_relaxed);
   return DevicePtr{ptr};
 }
@@ -47,14 +56,15 @@ Result<> CudaBackend::check_managed(std::uint64_t bytes) {
 }
 
 Result<> CudaBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind kind) {
-  METRALE_TRY(context_->make_current());
-  const OutsideCapture outside(driver_);
   const bool is_managed = kind == MemoryKind::managed && capabilities().has(Capability::managed_memory);
   (is_managed ? managed_bytes_ : device_bytes_).fetch_sub(bytes, std::memory_order_relaxed);
-  Parting parting{.kind = is_managed ? Parting::Kind::managed : Parting::Kind::memory, .value = base.address, .bytes = bytes};
-  if (num_partings_.load(std::memory_order_acquire) == 0 && work().looks_idle()) [[likely]]
-    return give_back(parting);
-  return part_with(std::move(parting));
+  return part_in_context(
+      {.kind = is_managed ? Parting::Kind::managed : Parting::Kind::memory, .value = base.address, .bytes = bytes},
+      [&](Parting parting) {
+        if (num_partings_.load(std::memory_order_acquire) == 0 && work().looks_idle()) [[likely]]
+          return give_back(parting);
+        return part_with(std::move(parting));
+      });
 }
 
 Result<void*> CudaBackend::do_alloc_pinned(std::uint64_t bytes) {
@@ -64,11 +74,12 @@ Result<void*> CudaBackend::do_alloc_pinned(std::uint64_t bytes) {
 }
 
 Result<> CudaBackend::do_free_pinned(void* ptr, std::uint64_t bytes) {
-  METRALE_TRY(context_->make_current());
-  const OutsideCapture outside(driver_);
-  Result<> parted = part_with({.kind = Parting::Kind::pinned, .value = reinterpret_cast<std::uintptr_t>(ptr), .bytes = bytes});
-  if (parted && pinned_->has_surplus() && work().looks_idle()) pinned_->trim();
-  return parted;
+  return part_in_context({.kind = Parting::Kind::pinned, .value = reinterpret_cast<std::uintptr_t>(ptr), .bytes = bytes},
+                         [&](Parting parting) {
+                           Result<> parted = part_with(std::move(parting));
+                           if (parted && pinned_->has_surplus() && work().looks_idle()) pinned_->trim();
+                           return parted;
+                         });
 }
 
 Result<> CudaBackend::do_register_host(void* ptr, std::uint64_t bytes) {
@@ -81,7 +92,11 @@ Result<> CudaBackend::do_register_host(void* ptr, std::uint64_t bytes) {
 
 Result<> CudaBackend::do_unregister_host(void* ptr, std::uint64_t) {
   METRALE_TRY(context_->make_current());
-  return context_->check_release(driver_.cuMemHostUnregister_(ptr), "cuMemHostUnregister");
+  const CUresult code = driver_.cuMemHostUnregister_(ptr);
+  if (code == CUDA_SUCCESS || is_gone(code)) return {};
+  // Once more, whatever is said: its owner frees the memory now, and pages that stay locked are lost to the host.
+  if (!is_sticky(code)) static_cast<void>(driver_.cuMemHostUnregister_(ptr));
+  return check(code, "cuMemHostUnregister");
 }
 
 Result<DevicePtr> CudaBackend::do_host_alias(void* base) {

@@ -16,6 +16,7 @@ constexpr std::uint64_t kLargestSlab = std::uint64_t{32} << 20;
 // An empty slab beyond this is not kept for the next.
 constexpr std::uint64_t kLargestKept = std::uint64_t{256} << 20;
 constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
 
 }  // namespace
 
@@ -49,8 +50,10 @@ Result<void*> PinnedPool::take(std::uint64_t bytes) {
   if (void* part = take_locked(bytes)) return part;
   const std::uint64_t slab_bytes = bytes > next_slab_bytes_ / 2 ? round_up(bytes, kPage) : next_slab_bytes_;
   void* base = nullptr;
-  METRALE_TRY(check(driver_, driver_.cuMemHostAlloc_(&base, slab_bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-                    "cuMemHostAlloc"));
+  CUresult code = driver_.cuMemHostAlloc_(&base, slab_bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  // Of a size that no address space holds the driver says that it is wrong.
+  if (code == CUDA_ERROR_INVALID_VALUE && slab_bytes > kLargest) code = CUDA_ERROR_OUT_OF_MEMORY;
+  METRALE_TRY(check(driver_, code, "cuMemHostAlloc"));
   if (slab_bytes == next_slab_bytes_) next_slab_bytes_ = std::min(2 * next_slab_bytes_, kLargestSlab);
   try {
     Slab& slab = slabs_[static_cast<const std::byte*>(base)];
@@ -133,7 +136,8 @@ void PinnedPool::close(bool driver_works) noexcept {
   std::lock_guard lock(mutex_);
   is_closed_ = true;
   for (const auto& [base, slab] : slabs_) {
-    if (driver_works) static_cast<void>(driver_.cuMemFreeHost_(slab.base));
+    // Once more where the driver refused: nobody else knows of it.
+    if (driver_works && driver_.cuMemFreeHost_(slab.base) != CUDA_SUCCESS) static_cast<void>(driver_.cuMemFreeHost_(slab.base));
   }
   slabs_.clear();
 }

@@ -34,14 +34,14 @@ Result<NativeStream> CudaBackend::do_create_stream(int priority) {
 }
 
 Result<> CudaBackend::do_destroy_stream(NativeStream stream) {
-  METRALE_TRY(context_->make_current());
-  const OutsideCapture outside(driver_);
-  if (StreamRecord* record = work().find(stream_of(stream))) {
-    std::lock_guard lock(record->staging.mutex);
-    close_staging(*record);
-  }
-  work().remove(stream_of(stream));
-  return give_back({.kind = Parting::Kind::stream, .value = stream.value});
+  return part_in_context({.kind = Parting::Kind::stream, .value = stream.value}, [&](Parting parting) {
+    if (StreamRecord* record = work().find(stream_of(stream))) {
+      std::lock_guard lock(record->staging.mutex);
+      close_staging(*record);
+    }
+    work().remove(stream_of(stream));
+    return give_back(parting);
+  });
 }
 
 Result<NativeStream> CudaBackend::do_wrap_stream(std::uint64_t native) {

@@ -37,7 +37,10 @@ void EventPool::give(CUevent event) noexcept {
 
 void EventPool::close() noexcept {
   std::lock_guard lock(mutex_);
-  for (const CUevent event : free_) static_cast<void>(driver_.cuEventDestroy_(event));
+  for (const CUevent event : free_) {
+    // Once more where the driver refused: nobody else knows of it.
+    if (driver_.cuEventDestroy_(event) != CUDA_SUCCESS) static_cast<void>(driver_.cuEventDestroy_(event));
+  }
   free_.clear();
   is_closed_ = true;
 }
@@ -118,7 +121,8 @@ void Work::remove(CUstream stream) {
   StreamRecord* record = find(stream);
   if (record == nullptr) return;
   // A stream that cannot be marked has a context that is lost, where nothing is handed back any more.
-  if (Result<MarkPtr> end = mark_locked(*record); end && *end) orphans_.push_back({record->owner, std::move(*end)});
+  if (Result<MarkPtr> end = mark_locked(*record, Counts::ignored); end && *end)
+    orphans_.push_back({record->owner, std::move(*end)});
   if (record->before_capture && !record->before_capture->is_done()) {
     orphans_.push_back({record->owner, std::move(record->before_capture)});
   }
@@ -131,7 +135,8 @@ void Work::unwrap(CUstream stream) {
   if (record == nullptr || record->num_wraps == 0) return;
   if (--record->num_wraps != 0 || !record->is_foreign) return;
   // What we enqueued may still run. Its owner may destroy the stream from now on, so this is the last moment to ask.
-  if (Result<MarkPtr> end = mark_locked(*record); end && *end) orphans_.push_back({record->owner, std::move(*end)});
+  if (Result<MarkPtr> end = mark_locked(*record, Counts::ignored); end && *end)
+    orphans_.push_back({record->owner, std::move(*end)});
   remove_locked(*record);
 }
 
@@ -161,12 +166,13 @@ bool Work::looks_idle() {
 bool Work::is_idle() {
   std::lock_guard lock(mutex_);
   drop_done_orphans();
-  return orphans_.empty() && std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r); });
+  return orphans_.empty() &&
+         std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r, Counts::trusted); });
 }
 
-bool Work::is_idle_locked(StreamRecord& record) {
+bool Work::is_idle_locked(StreamRecord& record, Counts counts) {
   const std::uint64_t count = record.enqueued.load(std::memory_order_acquire);
-  if (!record.is_foreign && record.done.load(std::memory_order_acquire) == count) return true;
+  if (counts == Counts::trusted && !record.is_foreign && record.done.load(std::memory_order_acquire) == count) return true;
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
   // Nothing may be asked of a captured stream; what it records does not run.
   const Result<bool> captured = is_captured(stream);
@@ -177,19 +183,20 @@ bool Work::is_idle_locked(StreamRecord& record) {
   return code != CUDA_ERROR_NOT_READY;  // a lost context answers at once, whatever it is asked next
 }
 
-Result<MarkPtr> Work::mark_locked(StreamRecord& record) {
+Result<MarkPtr> Work::mark_locked(StreamRecord& record, Counts counts) {
   const std::uint64_t count = record.enqueued.load(std::memory_order_acquire);
-  if (!record.is_foreign && record.done.load(std::memory_order_acquire) == count) return MarkPtr();
+  const bool trusted = counts == Counts::trusted && !record.is_foreign;
+  if (trusted && record.done.load(std::memory_order_acquire) == count) return MarkPtr();
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
   if (METRALE_TRY(is_captured(stream))) {
     return record.before_capture == nullptr || record.before_capture->is_done() ? MarkPtr() : record.before_capture;
   }
-  if (!record.is_foreign && record.mark && record.mark_at == count) {
+  if (trusted && record.mark && record.mark_at == count) {
     if (!record.mark->is_done()) return record.mark;
     record.note_done(count);
     return MarkPtr();
   }
-  if (is_idle_locked(record)) return MarkPtr();
+  if (is_idle_locked(record, counts)) return MarkPtr();
   const CUevent event = METRALE_TRY(events_->take());
   auto mark = std::make_shared<Mark>(events_, event);
   METRALE_TRY(check(driver_, driver_.cuEventRecord_(event, stream), "cuEventRecord"));
@@ -200,7 +207,7 @@ Result<MarkPtr> Work::mark_locked(StreamRecord& record) {
 
 Result<MarkPtr> Work::mark(StreamRecord& record) {
   std::lock_guard lock(mutex_);
-  return mark_locked(record);
+  return mark_locked(record, Counts::trusted);
 }
 
 Result<std::vector<MarkPtr>> Work::marks(const void* owner) {
@@ -210,7 +217,7 @@ Result<std::vector<MarkPtr>> Work::marks(const void* owner) {
   all.reserve(live_.size() + orphans_.size());
   for (StreamRecord* record : live_) {
     if (owner != nullptr && record->owner != owner) continue;
-    if (MarkPtr mark = METRALE_TRY(mark_locked(*record))) all.push_back(std::move(mark));
+    if (MarkPtr mark = METRALE_TRY(mark_locked(*record, Counts::ignored))) all.push_back(std::move(mark));
   }
   for (const Orphan& orphan : orphans_) {
     if (owner == nullptr || orphan.owner == owner) all.push_back(orphan.mark);

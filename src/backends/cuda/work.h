@@ -127,10 +127,11 @@ class Work {
   bool looks_idle();
   /// Whether nothing is in flight; asks the driver where the counts do not tell.
   bool is_idle();
-  /// Marks behind all that is in flight on the streams of `owner`, destroyed ones too; null: on every stream.
+  /// Marks behind all that is in flight on the streams of `owner`, destroyed ones too; null: on every stream. Asks the driver,
+  /// since libraries enqueue on our streams as well.
   /// Errors: a stream could not be marked.
   Result<std::vector<MarkPtr>> marks(const void* owner);
-  /// A mark behind what is on this stream; null: nothing is in flight there.
+  /// A mark behind what was counted on this stream; null: nothing of it is in flight.
   Result<MarkPtr> mark(StreamRecord& record);
   /// Work of another context that uses what `owner` has.
   void add_mark(const void* owner, MarkPtr mark);
@@ -145,7 +146,7 @@ class Work {
     if (METRALE_TRY(is_captured(record.stream.load(std::memory_order_relaxed)))) {
       before = record.before_capture;
     } else {
-      before = METRALE_TRY(mark_locked(record));
+      before = METRALE_TRY(mark_locked(record, Counts::ignored));
     }
     auto changed = change();
     record.before_capture = std::move(before);
@@ -172,8 +173,9 @@ class Work {
   static std::size_t slot_of(CUstream stream, const Table& table) noexcept {
     return (reinterpret_cast<std::uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> (64 - table.bits);
   }
-  bool is_idle_locked(StreamRecord& record);
-  Result<MarkPtr> mark_locked(StreamRecord& record);
+  enum class Counts : std::uint8_t { trusted, ignored };
+  bool is_idle_locked(StreamRecord& record, Counts counts);
+  Result<MarkPtr> mark_locked(StreamRecord& record, Counts counts);
   static void insert(Table& table, StreamRecord& record);
   void remove_locked(StreamRecord& record);
   void drop_done_orphans();
