@@ -288,7 +288,9 @@ Result<> Modules::drop_all() noexcept {
   Result<> first;
   for (auto& [name, loaded] : loaded_) {
     if (loaded.handle == nullptr) continue;
-    const CUresult code = driver_.cuModuleUnload_(loaded.handle);
+    CUresult code = driver_.cuModuleUnload_(loaded.handle);
+    // Once more where the driver refused: nobody knows of it afterwards.
+    if (code != CUDA_SUCCESS && !is_gone(code) && !is_sticky(code)) code = driver_.cuModuleUnload_(loaded.handle);
     if (code != CUDA_SUCCESS && !is_gone(code) && first) {
       first = guarded([&]() -> Result<> {
         return driver_error(driver_, code, "cuModuleUnload").with_note(fmt::format("while unloading kernel module {}", name));

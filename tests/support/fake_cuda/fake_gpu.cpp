@@ -68,10 +68,12 @@ CUresult count(int function) {
   }
   if (is_sticky(code)) {
     const std::lock_guard lock(state->mutex);
-    if (const std::shared_ptr<Context> context = state->contexts.find(current_context)) {
-      context->sticky = context->device->sticky = code;
-      state->changed.notify_all();
+    const std::shared_ptr<Context> context = state->contexts.find(current_context);
+    if (context != nullptr) context->sticky = code;
+    for (Device& device : state->devices) {
+      if (context == nullptr || context->device == &device) device.sticky = code;
     }
+    state->changed.notify_all();
   }
   return code;
 }
@@ -233,9 +235,9 @@ Live FakeGpu::live() const {
   return live;
 }
 
-std::vector<std::string> FakeGpu::dropped_with_context() const {
+std::vector<std::string> FakeGpu::dropped_with_context() {
   const std::lock_guard lock(state_->mutex);
-  return state_->dropped;
+  return std::exchange(state_->dropped, {});
 }
 
 std::vector<std::string> FakeGpu::misuses() const {

@@ -111,8 +111,8 @@ class FakeGpu {
 
   // ---- state ----
   Live live() const;
-  /// What was left in a primary context when its last retain was released, in words.
-  std::vector<std::string> dropped_with_context() const;
+  /// What was left in primary contexts when their last retains were released since this was asked last, in words.
+  std::vector<std::string> dropped_with_context();
   /// Calls that would crash or do harm on a real driver.
   std::vector<std::string> misuses() const;
   /// Kernels that were loaded by their first launch.
