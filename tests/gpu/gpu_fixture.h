@@ -26,13 +26,8 @@ inline std::string device_name() {
 /// The backend under test with the kernels of this build.
 inline Result<std::unique_ptr<GpuBackend>> open_device(BackendOptions options = {}) {
   options.host_kernels = host::kernel_tables();
-  const auto add_modules = [](auto& to) {
-    if constexpr (requires { to.cuda_modules; }) {
-      const auto modules = cuda::kernel_modules();
-      to.cuda_modules = {modules.begin(), modules.end()};
-    }
-  };
-  add_modules(options);
+  const auto modules = cuda::kernel_modules();
+  options.cuda_modules = {modules.begin(), modules.end()};
   return create_backend(device_name(), options);
 }
 
