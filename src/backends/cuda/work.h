@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backends/cuda/driver.h"
+#include "backends/cuda/outside_capture.h"
 #include "backends/cuda/staging.h"
 #include "metrale/result.h"
 
@@ -146,6 +147,8 @@ class Work {
     if (METRALE_TRY(is_captured(record.stream.load(std::memory_order_relaxed)))) {
       before = record.before_capture;
     } else {
+      // The driver breaks this thread's capture when it is asked after a stream outside it.
+      const OutsideCapture outside(driver_);
       before = METRALE_TRY(mark_locked(record, Counts::ignored));
     }
     auto changed = change();
