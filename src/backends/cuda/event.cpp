@@ -28,9 +28,11 @@ Result<> CudaBackend::do_record_event(NativeEvent event, NativeStream stream) {
 
 Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent event) {
   METRALE_TRY(context_->make_current());
-  const auto wait = [&] {
-    return enqueued(stream, driver_.cuStreamWaitEvent_(stream_of(stream), event_of(event), CU_EVENT_WAIT_DEFAULT),
-                    "cuStreamWaitEvent");
+  // Called under the lock of `work()`, which the context's own check takes to name kernels.
+  const auto wait = [&]() -> Result<> {
+    const CUresult code = driver_.cuStreamWaitEvent_(stream_of(stream), event_of(event), CU_EVENT_WAIT_DEFAULT);
+    work().note(stream_of(stream));
+    return cuda::check(driver_, code, "cuStreamWaitEvent");
   };
   StreamRecord* record = work().find(stream_of(stream));
   // An event recorded in a capture takes the stream into it.
@@ -43,7 +45,7 @@ Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent even
       }
       return {};
     }));
-  return wait();
+  return noted(wait());
 }
 
 Result<> CudaBackend::do_event_synchronize(NativeEvent event) {

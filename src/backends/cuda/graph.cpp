@@ -101,11 +101,13 @@ class AddressScan {
 
 Result<> CudaBackend::do_begin_capture(NativeStream stream) {
   METRALE_TRY(context_->make_current());
+  // Called under the lock of `work()`, which the context's own check takes to name kernels.
   const auto begin = [&]() -> Result<> {
-    return check(driver_.cuStreamBeginCapture_(stream_of(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
+    return cuda::check(driver_, driver_.cuStreamBeginCapture_(stream_of(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                       "cuStreamBeginCapture");
   };
   StreamRecord* record = work().find(stream_of(stream));
-  METRALE_TRY(record == nullptr ? begin() : noted(work().capturing(*record, begin)));
+  METRALE_TRY(noted(record == nullptr ? begin() : work().capturing(*record, begin)));
   num_captures_.fetch_add(1, std::memory_order_release);
   ++OutsideCapture::num_on_thread();
   return {};
@@ -114,8 +116,9 @@ Result<> CudaBackend::do_begin_capture(NativeStream stream) {
 Result<std::uint64_t> CudaBackend::capture_of(NativeStream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
-  METRALE_TRY(check(driver_.cuStreamGetCaptureInfo_(stream_of(stream), &status, &id, nullptr, nullptr, nullptr, nullptr),
-                    "cuStreamGetCaptureInfo"));
+  // Perhaps under the lock of `work()`, which the context's own check takes to name kernels.
+  const CUresult code = driver_.cuStreamGetCaptureInfo_(stream_of(stream), &status, &id, nullptr, nullptr, nullptr, nullptr);
+  METRALE_TRY(noted(cuda::check(driver_, code, "cuStreamGetCaptureInfo")));
   return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
 }
 

@@ -75,6 +75,25 @@ TEST_F(CudaFault, TheProcessStaysLost) {
   EXPECT_EQ(again.error().code(), Errc::device_lost) << again.error().to_string();
 }
 
+TEST_F(CudaFault, ADeviceLostByBeginningACaptureIsReported) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  fake.fail_call("cuStreamBeginCapture", 1, CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT_ERRC(on().begin_capture(s), Errc::device_lost);  // once hung: naming the kernels took a lock that was held
+}
+
+TEST_F(CudaFault, ADeviceLostByAWaitInACaptureIsReported) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  const StreamHandle other = stream();
+  const EventHandle fork = take(on().create_event());
+  take(on().begin_capture(s));
+  take(on().record_event(fork, s));
+  fake.fail_call("cuStreamWaitEvent", 1, CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT_ERRC(on().stream_wait_event(other, fork), Errc::device_lost);
+  static_cast<void>(on().abort_capture_if_active(s).has_value());
+}
+
 TEST_F(CudaFault, HostFunctionsThatNeverRunAreDropped) {
   loses_device = true;
   const StreamHandle s = stream();

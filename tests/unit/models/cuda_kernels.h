@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "metrale/models/decoder_kernels.h"
+#include "metrale/models/matmul_kernels.h"
 #include "model_fixture.h"
+#include "models/decoder/launch_plans.h"
 #include "support/fake_cuda/fake_gpu.h"
 
 namespace metrale::test {
@@ -27,11 +29,29 @@ inline void cuda_answer(const host::BlockContext& c) {
 /// Twelve buffers and its parameters; the host has no such kernel.
 inline constexpr std::array<std::uint32_t, 13> kRotateAttendBytes{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, sizeof(RotateAttendParams)};
 
+/// Adds the kernels that plans name beyond the common ones: "linear_f32_1" takes what "linear" takes.
+template <class Plans>
+void add_matmul_entries(const Plans& plans, std::vector<host::HostKernel>& all) {
+  if constexpr (requires { plans.matmul_entries(); }) {
+    for (const std::string_view entry : plans.matmul_entries()) {
+      const std::string_view common = entry.substr(0, entry.find('_'));
+      const auto like = std::find_if(all.begin(), all.end(), [&](const host::HostKernel& kernel) {
+        return kernel.module == kMatmulModule && kernel.function == common;
+      });
+      if (like == all.end()) throw std::runtime_error("no kernel is like " + std::string(entry));
+      host::HostKernel kernel = *like;
+      kernel.function = entry;
+      all.push_back(kernel);
+    }
+  }
+}
+
 /// One image for each module of the host's kernels, with their signatures.
 inline std::vector<cuda::ModuleImage> cuda_decoder_modules(fake_cuda::FakeGpu& fake) {
   std::vector<host::HostKernel> all;
   for (const auto& table : host::kernel_tables()) all.insert(all.end(), table.begin(), table.end());
   all.push_back({kDecoderModule, "rotate_attend", cuda_nothing, kRotateAttendBytes, {}, false, false});
+  add_matmul_entries(*models::cuda_plans(4), all);
   std::vector<cuda::ModuleImage> images;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].function != "advance") all[i].fn = all[i].function == "argmax" ? cuda_answer : cuda_nothing;
