@@ -48,10 +48,8 @@ class Context {
   /// is current would cost every launch what only the first of a thread needs.
   template <class Call>
   CUresult on_stream(Call&& call) {
-    if (bound_to_ != id_) [[unlikely]] {
-      if (const CUresult code = driver_.cuCtxSetCurrent_(handle_); code != CUDA_SUCCESS) return code;
+    if (bound_to_ != id_ && driver_.cuCtxSetCurrent_(handle_) == CUDA_SUCCESS) [[unlikely]]
       bound_to_ = id_;
-    }
     const CUresult code = call();
     if (code != CUDA_ERROR_INVALID_CONTEXT && code != CUDA_ERROR_INVALID_HANDLE && code != CUDA_ERROR_CONTEXT_IS_DESTROYED)
         [[likely]]
