@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128)
   decoder::attend_tile({q, key_cache, value_cache, step, block_table, out}, p, dynamic_shared);
 }
 
-extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder::kMostWarps, 2)
+extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder::kOneWarps, 2)
     attend_one(const float* q, void* key_cache, void* value_cache, const StepHeader* step, const std::int32_t* block_table,
                float* out, const __grid_constant__ metrale::AttendParams p) {
   let_dependents_start();
@@ -73,7 +73,7 @@ extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder:
       dynamic_shared);
 }
 
-extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder::kMostWarps, 2)
+extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder::kOneWarps, 2)
     rotate_attend(const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm,
                   const float* rotary_table, const StepHeader* step, const std::int32_t* block_table, void* key_cache,
                   void* value_cache, float* out, float* scratch, const __grid_constant__ metrale::RotateAttendParams p) {
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(512)
   decoder::conv_channels({x, weight, state, step}, p, dynamic_shared);
 }
 
-extern "C" __global__ void METRALE_CLUSTER_OF(4) __launch_bounds__(128)
+extern "C" __global__ void METRALE_CLUSTER_OF(4) __launch_bounds__(decoder::kDeltaChunkThreads)
     delta(const float* qkv, const float* z, const float* a, const float* b, const float* decay, const float* dt_bias,
           const float* norm, float* state, const StepHeader* step, float* out, const __grid_constant__ metrale::DeltaParams p) {
   let_dependents_start();

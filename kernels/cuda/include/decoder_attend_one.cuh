@@ -16,19 +16,21 @@ namespace metrale::cuda::decoder {
 template <int head_dim, bool fused>
 __device__ __forceinline__ void attend_fast(const OneCall& c, const RotateAttendParams& p, const OneShare& share,
                                             const OneLayout& l, float* shared) {
-  const bool quads = has_quads(c, p.rotate);
   FastKeys<head_dim> keys(share, p.rotate.cache, c.block_table, c.key_cache, c.value_cache, shared, l);
   keys.start();
-  prepare_gather<head_dim>(c, share, l, shared);
-  open_inbox<head_dim>(share, l, shared);  // and no row is gathered before all are zeroed
+  leave_nothing(share, l, shared);
+  Gather<head_dim, fused> gather(c, p.rotate, share, l, p.scale * kLog2E, shared);
+  Finish<head_dim> finish(c, p.rotate, share, l, warp_id());
+  asm volatile("" : "+l"(finish.to), "+l"(finish.gate), "+r"(finish.left));  // not to be worked out after the wait
+  open_inbox<head_dim>(share, l, shared);
   wait_for_predecessor();
   float2 gates{0, 0};
-  if (p.gated) gates = gates_of<head_dim>(c, p.rotate, share, l, warp_id());
-  gather_bf16<head_dim, fused>(c, p.rotate, share, l, p.scale * kLog2E, quads, shared);
+  if (p.gated) gates = finish.gates();
+  gather.run();
   keys.run();
   __syncthreads();
   send_chunks<head_dim>(share, l, shared);
-  finish_chunks<head_dim>(c, p.rotate, p.gated, share, l, gates, shared);
+  finish_chunks<head_dim>(c, p.rotate, p.gated, share, l, finish, gates, shared);
 }
 
 template <class T, bool fused>
@@ -37,15 +39,17 @@ __device__ __forceinline__ void attend_general(const OneCall& c, const RotateAtt
   const CacheRows rows = CacheRows::create(p.rotate.cache, c.block_table, share.kv_head);
   const GeneralKeys<T> keys{share, rows, c.key_cache, c.value_cache, shared, l, p.rotate.head_dim};
   keys.start();
+  leave_nothing(share, l, shared);
   open_inbox<0>(share, l, shared);
   wait_for_predecessor();
+  const Finish<0> finish(c, p.rotate, share, l, warp_id());
   float2 gates{0, 0};
-  if (p.gated) gates = gates_of<0>(c, p.rotate, share, l, warp_id());
+  if (p.gated) gates = finish.gates();
   gather_floats<T, fused>(c, p.rotate, share, l, p.scale * kLog2E, shared);
   keys.run();
   __syncthreads();
   send_chunks<0>(share, l, shared);
-  finish_chunks<0>(c, p.rotate, p.gated, share, l, gates, shared);
+  finish_chunks<0>(c, p.rotate, p.gated, share, l, finish, gates, shared);
 }
 
 /// One step's attention. `fused`: normed, rotated and stored here; otherwise q and the cache are complete.
@@ -57,9 +61,12 @@ __device__ __forceinline__ void attend_token(const OneCall& c, const RotateAtten
   const bool aligned = (cache.block_stride | cache.token_stride | cache.head_stride) % 8 == 0 &&
                        (reinterpret_cast<u64>(c.key_cache) | reinterpret_cast<u64>(c.value_cache)) % 16 == 0;
   const bool fast = is_bf16 && aligned && has_fast_attention(p.rotate.head_dim);
+  u32 shared_bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
+  const u32 warps = planned_key_warps(p.rotate.head_dim, shared_bytes);
   OneShare share;
-  if (!share.find(p.rotate, c.step, c.scratch != nullptr, fast ? kKeyTile : kGeneralTile)) return;
-  const OneLayout l = one_layout(p.rotate.head_dim, blockDim.x / kWarp);
+  if (!share.find(p.rotate, c.step, c.scratch != nullptr, warps, fast ? kKeyTile : kGeneralTile)) return;
+  const OneLayout l = one_layout(p.rotate.head_dim, warps);
   if (!is_bf16) {
     attend_general<float, fused>(c, p, share, l, shared);
   } else if (!fast) {

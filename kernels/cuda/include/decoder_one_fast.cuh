@@ -64,7 +64,9 @@ class FastKeys {
       new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
       new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
       new_top = fmaxf(new_top, top);
-      if (__any_sync(kAllLanes, new_top > top)) {
+      if (tile == share_.first_tile()) {
+        top = new_top;
+      } else if (__any_sync(kAllLanes, new_top > top)) {
         const float correction = exp2_near(top - new_top);
         total *= correction;
         top = new_top;
@@ -225,8 +227,8 @@ class FastKeys {
       }
     }
     if (t == 0) {
-      warp_tops(shared_, layout_, g)[warp_id()] = top;
-      warp_totals(shared_, layout_, g)[warp_id()] = total;
+      warp_softmax(shared_, layout_, g)[warp_id()] = top;
+      warp_softmax(shared_, layout_, g)[kOneWarps + warp_id()] = total;
     }
   }
 

@@ -59,6 +59,7 @@ struct GeneralKeys {
 
   /// After the gather. Leaves sums and softmax of this warp in shared memory; the caller synchronises.
   __device__ void run() const {
+    if (share.first_tile() >= share.tiles) return;
     for (u32 head = 0; head < share.heads; head += kHeads) {
       if (head_dim <= 128) {
         pass<4, 4>(head);
@@ -152,8 +153,8 @@ struct GeneralKeys {
       }
     }
     if (lane_id() < kHeads) {
-      warp_tops(shared, layout, first + lane_id())[warp_id()] = top;
-      warp_totals(shared, layout, first + lane_id())[warp_id()] = total;
+      warp_softmax(shared, layout, first + lane_id())[warp_id()] = top;
+      warp_softmax(shared, layout, first + lane_id())[kOneWarps + warp_id()] = total;
     }
   }
 };

@@ -53,64 +53,64 @@ struct Part {
   float top = kMasked;
   float total = 0;
 };
-/// The sum of `count` parts, up to `most`; `at(i)` is called for all of them first.
-template <u32 most, class At, class Softmax>
-__device__ __forceinline__ Part join_parts(u32 count, At at, Softmax softmax) {
+/// The sum of `count` parts; `at(i)` and `softmax(i)` are called for all of them first.
+template <u32 count, class At, class Softmax>
+__device__ __forceinline__ Part join_parts(At at, Softmax softmax) {
   Part joined;
-  float2 tops[most];
-  float2 sums[most];
+  float2 tops[count];
+  float2 sums[count];
 #pragma unroll
-  for (u32 i = 0; i < most; ++i) {
-    if (i < count) {
-      tops[i] = softmax(i);
-      sums[i] = at(i);
-    }
-  }
+  for (u32 i = 0; i < count; ++i) tops[i] = softmax(i);
 #pragma unroll
-  for (u32 i = 0; i < most; ++i) {
-    if (i < count) joined.top = fmaxf(joined.top, tops[i].x);
-  }
+  for (u32 i = 0; i < count; ++i) sums[i] = at(i);
 #pragma unroll
-  for (u32 i = 0; i < most; ++i) {
-    if (i < count) {
-      const float weight = exp2_near(tops[i].x - joined.top);
-      joined.sum.x = fmaf(sums[i].x, weight, joined.sum.x);
-      joined.sum.y = fmaf(sums[i].y, weight, joined.sum.y);
-      joined.total = fmaf(tops[i].y, weight, joined.total);
-    }
+  for (u32 i = 0; i < count; ++i) joined.top = fmaxf(joined.top, tops[i].x);
+#pragma unroll
+  for (u32 i = 0; i < count; ++i) {
+    const float weight = exp2_near(tops[i].x - joined.top);
+    joined.sum.x = fmaf(sums[i].x, weight, joined.sum.x);
+    joined.sum.y = fmaf(sums[i].y, weight, joined.sum.y);
+    joined.total = fmaf(tops[i].y, weight, joined.total);
   }
   return joined;
 }
 
-/// Elements that the sigmoids of this lane's part of the first chunk that its warp finishes need; read early.
+/// This lane's two elements of a chunk that this block owns: where they go, and where their gates are.
 template <u32 fixed_width>
-__device__ __forceinline__ float2 gates_of(const OneCall& c, const RotateStoreParams& p, const OneShare& share, const OneLayout& l,
-                                           u32 slot) {
-  const Chunks<fixed_width> chunks(share, l);
-  float2 gates{0, 0};
-  if (slot >= chunks.owned) return gates;
-  const u32 chunk = slot * kRanks + share.rank;
-  const u32 head = chunk / chunks.per_head;
-  const u32 d = (chunk - head * chunks.per_head) * kChunk + 2 * lane_id();
-  const float* from = c.q + static_cast<u64>(share.first_head + head) * p.q_head_stride + p.head_dim;
-  if (d < p.head_dim) gates.x = from[d];
-  if (d + 1 < p.head_dim) gates.y = from[d + 1];
-  return gates;
-}
+struct Finish {
+  float* to = nullptr;
+  const float* gate = nullptr;
+  u32 left = 0;  ///< Of the head's elements from there.
+  __device__ Finish(const OneCall& c, const RotateStoreParams& p, const OneShare& share, const OneLayout& l, u32 slot) {
+    const Chunks<fixed_width> chunks(share, l);
+    if (slot >= chunks.owned) return;
+    const u32 chunk = slot * kRanks + share.rank;
+    const u32 head = chunk / chunks.per_head;
+    const u32 d = (chunk - head * chunks.per_head) * kChunk + 2 * lane_id();
+    to = c.out + static_cast<u64>(share.first_head + head) * p.head_dim + d;
+    gate = c.q + static_cast<u64>(share.first_head + head) * p.q_head_stride + p.head_dim + d;
+    left = d < p.head_dim ? p.head_dim - d : 0;
+  }
+  __device__ float2 gates() const { return {left > 0 ? gate[0] : 0.0F, left > 1 ? gate[1] : 0.0F}; }
+};
 
 /// This block's part of every chunk to the chunk's owner. After a barrier of the block.
 template <u32 fixed_width>
 __device__ __forceinline__ void send_chunks(const OneShare& share, const OneLayout& l, float* shared) {
   const Chunks<fixed_width> chunks(share, l);
-  const u32 busy = share.busy_warps();
-  for (u32 chunk = warp_id(); chunk < chunks.count; chunk += blockDim.x / kWarp) {
+#pragma unroll 1
+  for (u32 chunk = warp_id(); chunk < chunks.count; chunk += kOneWarps) {
     const u32 head = chunk / chunks.per_head;
-    const u32 d = (chunk - head * chunks.per_head) * kChunk + 2 * lane_id();
-    const float* tops = warp_tops(shared, l, head);
-    const float* totals = warp_totals(shared, l, head);
-    const Part part = join_parts<kMostWarps>(
-        busy, [&](u32 w) { return *reinterpret_cast<const float2*>(warp_sums(shared, l, w, head) + d); },
-        [&](u32 w) { return float2{tops[w], totals[w]}; });
+    const float* sums = warp_sums(shared, l, 0, head) + (chunk - head * chunks.per_head) * kChunk + 2 * lane_id();
+    const float* softmax = warp_softmax(shared, l, head);
+    const auto at = [&](u32 w) { return *reinterpret_cast<const float2*>(sums + w * l.ring_floats); };
+    const auto softmax_of = [&](u32 w) { return float2{softmax[w], softmax[kOneWarps + w]}; };
+    Part part;
+    switch (share.warps) {
+      case 4: part = join_parts<4>(at, softmax_of); break;
+      case 5: part = join_parts<5>(at, softmax_of); break;
+      default: part = join_parts<6>(at, softmax_of); break;
+    }
     const u32 slot = chunk / kRanks;
     const u32 owner = chunk % kRanks;
     const u32 barrier = shared_address(shared + l.barrier);
@@ -148,37 +148,40 @@ __device__ __forceinline__ bool join_clusters(const OneCall& c, const OneShare& 
   if (lane_id() == 0) before = atomicInc(scratch.counter, share.active - 1);
   if (__shfl_sync(kAllLanes, before, 0) != share.active - 1) return false;
   __threadfence();
-  part = join_parts<kMostClusters>(
-      share.active, [&](u32 r) { return __ldcg(reinterpret_cast<const float2*>(scratch.record(r)) + lane_id()); },
-      [&](u32 r) { return __ldcg(reinterpret_cast<const float2*>(scratch.record(r) + kChunk)); });
+  // Those past the last repeat it with a weight of nothing.
+  const auto place = [&](u32 r) { return scratch.record(smaller(r, share.active - 1)); };
+  part = join_parts<kMostClusters>([&](u32 r) { return __ldcg(reinterpret_cast<const float2*>(place(r)) + lane_id()); },
+                                   [&](u32 r) {
+                                     const float2 softmax = __ldcg(reinterpret_cast<const float2*>(place(r) + kChunk));
+                                     return r < share.active ? softmax : float2{2 * kMasked, 0};
+                                   });
   return true;
 }
 
-/// Joins and writes the chunks that this block owns. `first_gates`: gates_of the warp's first one.
+/// Joins and writes the chunks that this block owns. `first` and `first_gates` are of the warp's first one.
 template <u32 fixed_width>
 __device__ __forceinline__ void finish_chunks(const OneCall& c, const RotateStoreParams& p, u32 gated, const OneShare& share,
-                                              const OneLayout& l, float2 first_gates, float* shared) {
+                                              const OneLayout& l, Finish<fixed_width> first, float2 first_gates, float* shared) {
   const Chunks<fixed_width> chunks(share, l);
-  for (u32 slot = warp_id(); slot < chunks.owned; slot += blockDim.x / kWarp) {
+#pragma unroll 1
+  for (u32 slot = warp_id(); slot < chunks.owned; slot += kOneWarps) {
 #if METRALE_CLUSTERS
     wait_barrier(shared_address(shared + l.barrier), 0);
 #endif
-    Part part = join_parts<kRanks>(
-        kRanks, [&](u32 r) { return reinterpret_cast<const float2*>(inbox_at(shared, l, slot, r))[lane_id()]; },
-        [&](u32 r) { return *reinterpret_cast<const float2*>(inbox_softmax_at(shared, l, slot, r)); });
-    const u32 chunk = slot * kRanks + share.rank;
-    if (share.active > 1 && !join_clusters(c, share, l, chunk, part)) continue;
-    float2 x = {part.sum.x / part.total, part.sum.y / part.total};
-    if (gated) {
-      const float2 gates = slot == warp_id() ? first_gates : gates_of<fixed_width>(c, p, share, l, slot);
-      x.x *= sigmoid(gates.x);
-      x.y *= sigmoid(gates.y);
+    Part part = join_parts<kRanks>([&](u32 r) { return reinterpret_cast<const float2*>(inbox_at(shared, l, slot, r))[lane_id()]; },
+                                   [&](u32 r) { return *reinterpret_cast<const float2*>(inbox_softmax_at(shared, l, slot, r)); });
+    if (share.active > 1 && !join_clusters(c, share, l, slot * kRanks + share.rank, part)) continue;
+    if (slot != warp_id()) {
+      first = Finish<fixed_width>(c, p, share, l, slot);
+      if (gated) first_gates = first.gates();
     }
-    const u32 head = chunk / chunks.per_head;
-    const u32 d = (chunk - head * chunks.per_head) * kChunk + 2 * lane_id();
-    float* to = c.out + static_cast<u64>(share.first_head + head) * p.head_dim;
-    if (d < p.head_dim) to[d] = x.x;
-    if (d + 1 < p.head_dim) to[d + 1] = x.y;
+    float2 x = {__fdividef(part.sum.x, part.total), __fdividef(part.sum.y, part.total)};
+    if (gated) {
+      x.x *= sigmoid(first_gates.x);
+      x.y *= sigmoid(first_gates.y);
+    }
+    if (first.left > 0) first.to[0] = x.x;
+    if (first.left > 1) first.to[1] = x.y;
   }
 }
 

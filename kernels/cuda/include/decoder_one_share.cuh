@@ -41,10 +41,11 @@ struct OneShare {
   u32 tiles;
   u32 blocks;  ///< At work on the unit,
   u32 block;   ///< this one's place.
+  u32 warps;   ///< Of a block, that take keys.
   bool keeps;  ///< This set is the one of its cache head that stores the step's key and value.
 
   /// False for a block that has nothing to do. Reads the step's header.
-  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch, u32 key_tile) {
+  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch, u32 num_warps, u32 key_tile) {
     const u32 sets = head_sets(p.num_heads, p.num_kv_heads);
     const u32 group = p.num_heads / p.num_kv_heads;
     units = p.num_kv_heads * sets;
@@ -58,17 +59,17 @@ struct OneShare {
     keeps = set == 0;
     position = static_cast<u32>(step->position);
     tiles = position / key_tile + 1;
-    active = has_scratch ? larger(1, smaller(clusters, position / kClusterKeys)) : 1;
+    warps = num_warps;
+    active = has_scratch ? smaller(clusters, position / cluster_keys(p.head_dim, warps) + 1) : 1;
     rank = cluster_rank();
     blocks = active * kRanks;
     block = cluster * kRanks + rank;
     return cluster < active && (METRALE_CLUSTERS || blockIdx.x % kClusterBlocks == 0);
   }
   __device__ bool has_last_tile() const { return (tiles - 1) % blocks == block; }
-  __device__ u32 first_tile() const { return block + blocks * warp_id(); }
-  __device__ u32 tile_step() const { return blocks * (blockDim.x / kWarp); }
-  /// Warps of this block that have a tile: the first ones.
-  __device__ u32 busy_warps() const { return tiles > block ? smaller(blockDim.x / kWarp, divide_up(tiles - block, blocks)) : 0; }
+  /// Of this warp; not below `tiles` for a warp that has none.
+  __device__ u32 first_tile() const { return warp_id() < warps ? block + blocks * warp_id() : tiles; }
+  __device__ u32 tile_step() const { return blocks * warps; }
 };
 
 // ---- what warps leave for the join: sums over their keys of value times weight, and of their weights, each relative to 2 to the
@@ -77,9 +78,19 @@ struct OneShare {
 __device__ inline float* warp_sums(float* shared, const OneLayout& l, u32 warp, u32 head) {
   return shared + l.ring + warp * l.ring_floats + head * (l.width + kSumsPad);
 }
-__device__ inline float* warp_tops(float* shared, const OneLayout& l, u32 head) { return shared + l.warps + head * kMostWarps; }
-__device__ inline float* warp_totals(float* shared, const OneLayout& l, u32 head) {
-  return shared + l.warps + (kHeadSet + head) * kMostWarps;
+/// [2, kOneWarps] of one head: largest scores, then the sums of weights.
+__device__ inline float* warp_softmax(float* shared, const OneLayout& l, u32 head) {
+  return shared + l.warps + head * 2 * kOneWarps;
+}
+/// Where a warp has no tile: what changes nothing. Before the wait.
+__device__ __forceinline__ void leave_nothing(const OneShare& share, const OneLayout& l, float* shared) {
+  if (warp_id() >= share.warps || share.first_tile() < share.tiles) return;
+  float* sums = warp_sums(shared, l, warp_id(), 0);
+  for (u32 i = lane_id(); i < share.heads * (l.width + kSumsPad); i += kWarp) sums[i] = 0;
+  if (lane_id() < share.heads) {
+    warp_softmax(shared, l, lane_id())[warp_id()] = kMasked;
+    warp_softmax(shared, l, lane_id())[kOneWarps + warp_id()] = 0;
+  }
 }
 
 }  // namespace metrale::cuda::decoder

@@ -45,11 +45,10 @@ inline constexpr std::uint32_t kMaxHeadDim = 256;    ///< Of attention; larger h
 inline constexpr std::uint32_t kDeltaBlocks = 4;     ///< Blocks, and parts of value_dim, that share a value head in delta.
 inline constexpr std::uint32_t kHeadSet = 8;         ///< Query heads of one cache head that attend_one takes at once.
 inline constexpr std::uint32_t kKeyTile = 16;        ///< Keys that a warp of attend_one takes at once.
-inline constexpr std::uint32_t kMostWarps = 6;       ///< Of a block of attend_one.
+inline constexpr std::uint32_t kOneWarps = 8;        ///< Of a block of attend_one; those that take keys are fewer.
 inline constexpr std::uint32_t kSumsPad = 4;         ///< Floats between the sums of two heads.
 inline constexpr std::uint32_t kScratchRecord = 72;  ///< Floats for each cluster and chunk in scratch.
 inline constexpr std::uint32_t kMostClusters = 16;   ///< That share a cache head in rotate_attend.
-inline constexpr std::uint32_t kClusterKeys = 2048;  ///< Keys for which another cluster joins in.
 
 constexpr std::uint32_t divide_up(std::uint64_t a, std::uint64_t b) noexcept { return static_cast<std::uint32_t>((a + b - 1) / b); }
 constexpr std::uint32_t smaller(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
@@ -65,10 +64,19 @@ constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_
 
 /// Keys and values on their way to one warp of attend_one: one key tile of the larger head sizes, two of the smallest.
 constexpr std::uint32_t ring_bytes(std::uint32_t head_dim) noexcept { return head_dim > 128 ? 16384 : 8192; }
+/// Warps of a block that take keys. With these a block of the common head sizes runs beside one of the matrix kernels, which leave
+/// 66 KiB, and two blocks of any size run on one multiprocessor.
+constexpr std::uint32_t key_warps(std::uint32_t head_dim, std::uint32_t max_shared_bytes) noexcept {
+  return max_shared_bytes < 160 * 1024 ? 4 : head_dim > 128 ? 5 : 6;
+}
+/// Keys for which another cluster joins in: as many as one has on their way at once.
+constexpr std::uint32_t cluster_keys(std::uint32_t head_dim, std::uint32_t num_key_warps) noexcept {
+  return kClusterBlocks * num_key_warps * ring_bytes(head_dim) / (4 * (divide_up(head_dim, 64) * 64));
+}
 
 /// Shared memory of attend_one and rotate_attend, in floats from its start. `width` is head_dim rounded up to 64.
 struct OneLayout {
-  std::uint32_t ring;         ///< [warps, ring_bytes]; in the end the sums [kHeadSet, width + kSumsPad] of each warp, in its part
+  std::uint32_t ring;  ///< [key warps, ring_bytes]; in the end the sums [kHeadSet, width + kSumsPad] of each warp, in its part
   std::uint32_t ring_floats;  ///< Of one warp.
   std::uint32_t width;
   std::uint32_t queries;  ///< Scaled: bf16 [2, kHeadSet, width + 8], rounded and what that left; in general f32 [kHeadSet, width]
@@ -76,25 +84,30 @@ struct OneLayout {
   std::uint32_t value;    ///< [width] likewise
   std::uint32_t inbox;    ///< [chunks, kClusterBlocks, 64] what the cluster's blocks send of each chunk that this one owns
   std::uint32_t softmax;  ///< [chunks, kClusterBlocks, 2] their largest scores and totals
-  std::uint32_t warps;    ///< [2, kHeadSet, kMostWarps] the same of this block's warps
+  std::uint32_t warps;    ///< [kHeadSet, 2, kOneWarps] the same of this block's warps
   std::uint32_t barrier;  ///< Of the inbox.
   std::uint32_t end;
 };
-constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_warps) noexcept {
+constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_key_warps) noexcept {
   const std::uint32_t width = divide_up(head_dim, 64) * 64;
   OneLayout l{};
   l.ring = 0;
   l.ring_floats = ring_bytes(head_dim) / 4;
   l.width = width;
-  l.queries = num_warps * l.ring_floats;
+  l.queries = num_key_warps * l.ring_floats;
   l.key = l.queries + kHeadSet * (width + 8);
   l.value = l.key + width;
   l.inbox = l.value + width;
   l.softmax = l.inbox + kHeadSet * width;
   l.warps = l.softmax + kHeadSet * width / 32;
-  l.barrier = l.warps + 2 * kHeadSet * kMostWarps;
+  l.barrier = l.warps + 2 * kHeadSet * kOneWarps;
   l.end = l.barrier + 2;
   return l;
+}
+
+/// What the plan chose, of the shared memory that a launch has.
+constexpr std::uint32_t planned_key_warps(std::uint32_t head_dim, std::uint32_t shared_bytes) noexcept {
+  return key_warps(head_dim, shared_bytes > 4 * one_layout(head_dim, 4).end ? 160 * 1024 : 0);
 }
 
 // ---- launches ----
@@ -119,25 +132,25 @@ constexpr Plan plan_attend(const AttendParams& p) noexcept {
   return {p.num_heads, divide_up(p.m, kAttendTile), 128, attend_shared_bytes(p.head_dim)};
 }
 
-/// Few enough that a block of the common head sizes runs beside a block of the matrix kernels, which leave 66 KiB.
-constexpr std::uint32_t one_warps(const Chip& chip) noexcept { return chip.max_shared_bytes >= 160 * 1024 ? kMostWarps : 4; }
+constexpr std::uint32_t one_shared_bytes(std::uint32_t head_dim, const Chip& chip) noexcept {
+  return 4 * one_layout(head_dim, key_warps(head_dim, chip.max_shared_bytes)).end;
+}
 constexpr Plan plan_attend_one(const AttendParams& p, const Chip& chip) noexcept {
-  const std::uint32_t warps = one_warps(chip);
-  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads), 1, 32 * warps,
-          4 * one_layout(p.head_dim, warps).end};
+  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads), 1, 32 * kOneWarps,
+          one_shared_bytes(p.head_dim, chip)};
 }
 
-/// Clusters that may share a cache head in rotate_attend: as many as the chip runs at once. How many do is decided by the position.
+/// Clusters that may share a cache head in rotate_attend: as many as the chip surely runs at once, two blocks a multiprocessor, where
+/// some multiprocessors are too few for a cluster. How many do is decided by the position.
 constexpr std::uint32_t attend_clusters(std::uint32_t num_heads, std::uint32_t num_kv_heads, const Chip& chip) noexcept {
-  const std::uint32_t units = num_kv_heads * head_sets(num_heads, num_kv_heads);
-  return larger(1, smaller(kMostClusters, chip.sm_count / (kClusterBlocks * units)));
+  const std::uint32_t at_once = chip.sm_count < 16 ? 1 : 2 * (chip.sm_count / kClusterBlocks - 1);
+  return larger(1, smaller(kMostClusters, at_once / (num_kv_heads * head_sets(num_heads, num_kv_heads))));
 }
 /// Without scratch one cluster takes a cache head however long the context.
 constexpr Plan plan_rotate_attend(const RotateStoreParams& p, bool has_scratch, const Chip& chip) noexcept {
-  const std::uint32_t warps = one_warps(chip);
   const std::uint32_t clusters = has_scratch ? attend_clusters(p.num_heads, p.num_kv_heads, chip) : 1;
-  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads) * clusters, 1, 32 * warps,
-          4 * one_layout(p.head_dim, warps).end};
+  return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads) * clusters, 1, 32 * kOneWarps,
+          one_shared_bytes(p.head_dim, chip)};
 }
 /// Scratch of rotate_attend: counters, then what each cluster found of each chunk of 64 elements. Zeroed once, when it is made; every
 /// launch leaves the counters at zero. Launches that may overlap need a scratch each.
@@ -160,8 +173,13 @@ constexpr Plan plan_conv(const ConvParams& p) noexcept {
 constexpr bool has_fast_delta(std::uint32_t key_dim, std::uint32_t value_dim) noexcept {
   return key_dim == 128 && value_dim == 128;
 }
+inline constexpr std::uint32_t kDeltaScanTokens = 32;  ///< Steps of more go by chunks.
+inline constexpr std::uint32_t kDeltaChunkThreads = 256;
+inline constexpr std::uint32_t kDeltaChunkBytes = 64 * 1024;
 constexpr Plan plan_delta(const DeltaParams& p) noexcept {
-  return {kDeltaBlocks * p.num_value_heads, 1, 128, 4 * (2 * p.key_dim + p.value_dim + 32)};
+  const std::uint32_t grid = kDeltaBlocks * p.num_value_heads;
+  if (has_fast_delta(p.key_dim, p.value_dim) && p.m > kDeltaScanTokens) return {grid, 1, kDeltaChunkThreads, kDeltaChunkBytes};
+  return {grid, 1, 128, 4 * (2 * p.key_dim + p.value_dim + 32)};
 }
 
 /// argmax and score.
