@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "backends/cuda/cuda_backend.h"
+#include "metrale/log.h"
 
 namespace metrale::cuda {
 
@@ -28,24 +30,24 @@ class Template {
   const CUgraph graph_;
 };
 
-/// Every word of the kernels' parameters that may be an address. What cannot be read is left out.
+/// Every word of the kernels' parameters that may be an address. What cannot be read is left out; `problem` tells of it.
 class AddressScan {
  public:
   explicit AddressScan(const Driver& driver) noexcept : driver_(driver) {}
 
   void graph(CUgraph graph) {
     std::size_t count = 0;
-    if (driver_.cuGraphGetNodes_(graph, nullptr, &count) != CUDA_SUCCESS || count == 0) return;
+    if (!succeeded(driver_.cuGraphGetNodes_(graph, nullptr, &count), "cuGraphGetNodes") || count == 0) return;
     std::vector<CUgraphNode> nodes(count);
-    if (driver_.cuGraphGetNodes_(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
+    if (!succeeded(driver_.cuGraphGetNodes_(graph, nodes.data(), &count), "cuGraphGetNodes")) return;
     nodes.resize(std::min(count, nodes.size()));
     for (const CUgraphNode node : nodes) {
       CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-      if (driver_.cuGraphNodeGetType_(node, &type) != CUDA_SUCCESS) continue;
+      if (!succeeded(driver_.cuGraphNodeGetType_(node, &type), "cuGraphNodeGetType")) continue;
       if (type == CU_GRAPH_NODE_TYPE_KERNEL) kernel(node);
       if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
         CUgraph child = nullptr;
-        if (driver_.cuGraphChildGraphNodeGetGraph_(node, &child) == CUDA_SUCCESS) this->graph(child);
+        if (succeeded(driver_.cuGraphChildGraphNodeGetGraph_(node, &child), "cuGraphChildGraphNodeGetGraph")) this->graph(child);
       }
     }
   }
@@ -55,15 +57,30 @@ class AddressScan {
     found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
     return std::move(found_);
   }
+  /// The first failure that is not the end of a list, nor something that this driver does not tell.
+  std::optional<Error> problem() const {
+    if (problem_ == CUDA_SUCCESS) return std::nullopt;
+    return driver_error(driver_, problem_, asked_);
+  }
 
  private:
+  bool succeeded(CUresult code, std::string_view what) noexcept {
+    if (code == CUDA_SUCCESS) return true;
+    if (problem_ == CUDA_SUCCESS && code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_SUPPORTED) {
+      problem_ = code;
+      asked_ = what;
+    }
+    return false;
+  }
+
   void kernel(CUgraphNode node) {
     CUDA_KERNEL_NODE_PARAMS params{};
-    if (driver_.cuGraphKernelNodeGetParams_(node, &params) != CUDA_SUCCESS) return;
+    if (!succeeded(driver_.cuGraphKernelNodeGetParams_(node, &params), "cuGraphKernelNodeGetParams")) return;
     if (params.kernelParams != nullptr) {
       std::size_t offset = 0;
       std::size_t bytes = 0;
-      for (std::size_t i = 0; param_info(params, i, offset, bytes) == CUDA_SUCCESS; ++i) words(params.kernelParams[i], bytes);
+      for (std::size_t i = 0; succeeded(param_info(params, i, offset, bytes), "cuFuncGetParamInfo"); ++i)
+        words(params.kernelParams[i], bytes);
     } else if (params.extra != nullptr) {
       packed(params.extra);
     }
@@ -94,6 +111,8 @@ class AddressScan {
   }
 
   const Driver& driver_;
+  CUresult problem_ = CUDA_SUCCESS;
+  std::string_view asked_;
   std::vector<DevicePtr> found_;
 };
 
@@ -155,6 +174,9 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
   AddressScan scan(driver_);
   scan.graph(graph);
   made->addresses = scan.take();
+  if (const auto problem = scan.problem()) {
+    log(LogLevel::warning, fmt::format("a captured graph may not name all memory that its kernels use: {}", problem->to_string()));
+  }
   METRALE_TRY(check(driver_.cuGraphInstantiateWithFlags_(&made->exec, graph, 0), "cuGraphInstantiateWithFlags"));
   return NativeGraph{reinterpret_cast<std::uintptr_t>(made.release())};
 }

@@ -2,6 +2,7 @@
 //
 // Captures against the driver's own rules, where those are narrower than what every backend promises.
 #include "cuda_fixture.h"
+#include "metrale/log.h"
 
 namespace metrale::test {
 namespace {
@@ -140,6 +141,21 @@ void expect_library_launch_names_its_memory(GpuBackend& on, fake_cuda::FakeGpu& 
 }
 
 TEST_F(CudaCapture, LaunchesOfLibrariesNameTheirMemory) { expect_library_launch_names_its_memory(on(), fake, module); }
+
+TEST_F(CudaCapture, ParametersThatCannotBeReadAreWarnedOf) {
+  const StreamHandle s = stream();
+  const KernelHandle store = take(on().kernel("test", "store"));
+  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
+  std::string logged;
+  take(on().begin_capture(s));
+  take(on().launch_typed(store, {}, {}, 0, s, args));
+  set_log_sink([&](LogLevel, std::string_view line) { logged += line; });
+  fake.fail_call("cuFuncGetParamInfo", 1, CUDA_ERROR_UNKNOWN);
+  const auto graph = on().end_capture(s);
+  set_log_sink({});
+  EXPECT_THAT(logged, ::testing::HasSubstr("cuFuncGetParamInfo"));
+  take(on().destroy_graph(take(graph)));
+}
 
 class CudaCaptureKernelNodes : public CudaCapture {
  protected:
