@@ -2,8 +2,8 @@
 //
 // The CUDA matrix kernels on their own: first every kernel and type against sums in double precision, then times of single rows
 // over buffers that rotate through more than the second-level cache, as a graph of dependent launches, in several tunings. Ends
-// with a short table; the exit code is 1 if a result was wrong. Needs a device of sm_90 and 20 GB of its memory; takes under a
-// minute.
+// with a short table; the exit code is 1 if a result was wrong. `checks` or `times` as its argument: only those. Needs a device of
+// sm_90 and 20 GB of its memory; takes under a minute.
 //   nvcc -O3 -std=c++20 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static
 //     -I include -I kernels/cuda/include benchmarks/kernels/cuda_matmul_bench.cu -o cuda_matmul_bench
 #include "cuda_matmul_check.cuh"
@@ -12,12 +12,13 @@ namespace {
 
 // ---- times ----
 
-constexpr mm::u32 kBf16 = 1U << static_cast<mm::u32>(DType::bf16);
-template <mm::u32 ring, mm::u32 ahead, bool gated>
-__global__ void METRALE_MATMUL_BOUNDS tuned(const void* x, const void* norm, const std::byte* w, const std::byte* up,
-                                            const float* residual, float* y, const LinearParams p) {
+template <bool gated, mm::u32 rows, mm::u32 threads, mm::u32 ahead, mm::u32 resident>
+__global__ void __launch_bounds__(threads, resident)
+    tuned(const void* x, const void* norm, const std::byte* w, const std::byte* up, const float* residual, float* y,
+          const __grid_constant__ LinearParams p) {
   extern __shared__ __align__(16) std::byte shared[];
-  mm::stream<gated, mm::StreamTuning<ring, ahead, kBf16>>({p, x, norm, {w, up}, {}, residual, {y}, gated ? 2U : 1U}, shared);
+  constexpr auto kind = gated ? mm::OneKind::gated : mm::OneKind::single;
+  mm::one_row<DType::bf16, kind, rows, ahead>({p, x, norm, {w, up}, {}, residual, {y}, gated ? 2U : 1U}, shared);
 }
 
 __global__ void fill(uint4* to, std::size_t count) {
@@ -98,60 +99,63 @@ metrale::LinearParams row_params(mm::u32 n, mm::u32 k) {
 
 using TunedKernel = void (*)(const void*, const void*, const std::byte*, const std::byte*, const float*, float*, LinearParams);
 struct Variant {
-  mm::u32 ring, ahead;
+  mm::u32 rows, threads, ahead, resident;
   TunedKernel linear, gated;
 };
-template <mm::u32 ring, mm::u32 ahead>
+template <mm::u32 rows, mm::u32 threads, mm::u32 ahead, mm::u32 resident = 2>
 constexpr Variant variant() {
-  return {ring, ahead, tuned<ring, ahead, false>, tuned<ring, ahead, true>};
+  return {
+      rows, threads, ahead, resident, tuned<false, rows, threads, ahead, resident>, tuned<true, rows, threads, ahead, resident>};
+}
+
+/// As plan_one, for any variant and `blocks` a multiprocessor.
+mm::Plan plan_variant(const Variant& v, mm::u32 n, mm::u32 k, bool gated, mm::u32 blocks) {
+  const mm::u32 chunks = k / 8, rounds = (chunks + v.threads - 1) / v.threads,
+                team = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  const mm::u32 grid = std::min(n, sms * blocks), group = v.rows / (gated ? 2 : 1), each = (n + grid - 1) / grid;
+  const mm::u32 teams = std::clamp((each + group - 1) / group, 1U, std::max(1U, v.threads / team));
+  return {"", {grid, 1, 1}, {team, teams, 1}, mm::one_shared_bytes(DType::bf16, k, team, teams, gated, false)};
 }
 
 void time_variants(Bench& bench) {
-  const Variant variants[] = {variant<128, 0>(), variant<128, 4>(), variant<128, 16>(), variant<128, 32>(),
-                              variant<192, 0>(), variant<256, 0>(), variant<256, 16>()};
+  const Variant variants[] = {variant<16, 256, 0>(), variant<16, 256, 16384>(), variant<16, 256, 65536>(), variant<8, 256, 16384>(),
+                              variant<8, 384, 16384>()};
   struct Shape {
     mm::u32 n, k;
     bool gated, norm;
   };
   const Shape shapes[] = {{4096, 4096, false, false},  {14336, 4096, false, false}, {14336, 4096, true, true},
-                          {4096, 14336, false, false}, {128256, 4096, false, true}, {576, 576, false, false},
-                          {576, 1536, false, false},   {1536, 576, true, true}};
-  std::printf("\nmicroseconds a launch, dependent launches, bf16, one row\n%-26s", "ring ahead threads blocks");
+                          {4096, 14336, false, false}, {128256, 4096, false, true}, {2560, 9216, false, false},
+                          {9216, 2560, true, true},    {576, 576, false, false},    {960, 576, false, true},
+                          {576, 1536, false, false},   {1536, 576, true, true},     {49152, 576, false, true}};
+  std::printf("\nmicroseconds a launch, dependent launches, bf16, one row\n%-38s", "rows threads   ahead resident blocks");
   for (const Shape& s : shapes) std::printf(" %7u%s", s.n, s.gated ? "g" : " ");
-  std::printf("\n%-26s", "");
+  std::printf("\n%-38s", "");
   for (const Shape& s : shapes) std::printf(" %8u", s.k);
   std::printf("\n");
   for (const Variant& v : variants) {
-    CHECK(cudaFuncSetAttribute(v.linear, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
-    CHECK(cudaFuncSetAttribute(v.gated, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
-    for (const mm::u32 threads : {256U, 512U}) {
-      for (const mm::u32 blocks : {1U, 2U}) {
-        std::printf("%4u %5u %7u %6u  ", v.ring, v.ahead, threads, blocks);
-        for (const Shape& s : shapes) {
-          const std::size_t shared = threads * v.ring + mm::kStreamScratch + mm::staged_stride(s.k) * 4;
-          if (shared > mm::kSharedMost) {
-            std::printf(" %8s", "-");
-            continue;
-          }
-          const metrale::LinearParams p = row_params(s.n, s.k);
-          const std::size_t bytes = std::size_t{s.n} * s.k * (s.gated ? 4 : 2);
-          const int launches = static_cast<int>(std::clamp<std::size_t>(600'000'000 / bytes, 4, 200));
-          const double us = graph_us(
-              [&] {
-                for (int i = 0; i < launches; ++i) {
-                  const float* x = i % 2 ? bench.b : bench.a;
-                  float* y = i % 2 ? bench.a : bench.b;  // large enough for either; values do not matter here
-                  const std::byte* w = bench.next(s.n, s.k);
-                  launch(s.gated ? v.gated : v.linear, {std::min(sms * blocks, s.n), 1, 1}, {threads, 1, 1},
-                         static_cast<mm::u32>(shared), true, x, s.norm ? bench.norm : nullptr, w,
-                         s.gated ? bench.next(s.n, s.k) : w, nullptr, y, p);
-                }
-              },
-              5);
-          std::printf(" %8.2f", us / launches);
-        }
-        std::printf("\n");
+    CHECK(cudaFuncSetAttribute(v.linear, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedLimit));
+    CHECK(cudaFuncSetAttribute(v.gated, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedLimit));
+    for (const mm::u32 blocks : {1U, 2U}) {
+      std::printf("%4u %7u %7u %8u %6u  ", v.rows, v.threads, v.ahead, v.resident, blocks);
+      for (const Shape& s : shapes) {
+        const metrale::LinearParams p = row_params(s.n, s.k);
+        const std::size_t bytes = std::size_t{s.n} * s.k * (s.gated ? 4 : 2);
+        const int launches = static_cast<int>(std::clamp<std::size_t>(600'000'000 / bytes, 4, 200));
+        const double us = graph_us(
+            [&] {
+              for (int i = 0; i < launches; ++i) {
+                const float* x = i % 2 ? bench.b : bench.a;
+                float* y = i % 2 ? bench.a : bench.b;  // large enough for either; values do not matter here
+                const std::byte* w = bench.next(s.n, s.k);
+                launch(s.gated ? v.gated : v.linear, plan_variant(v, s.n, s.k, s.gated, blocks), true, x,
+                       s.norm ? bench.norm : nullptr, w, s.gated ? bench.next(s.n, s.k) : w, nullptr, y, p);
+              }
+            },
+            5);
+        std::printf(" %8.2f", us / launches);
       }
+      std::printf("\n");
     }
   }
 }
@@ -159,14 +163,16 @@ void time_variants(Bench& bench) {
 struct Model {
   const char* name;
   mm::u32 layers, hidden, q, kv, inner, vocabulary;
+  DType type = DType::bf16;
 };
 
 /// The matrix kernels of one decode step, in order, with nothing between them.
 double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
-  const auto matrix = [](mm::u32 n) { return LinearMatrix{n, static_cast<mm::u32>(DType::bf16), 0, n}; };
-  bytes = 0;
+  const auto matrix = [&](mm::u32 n, mm::u32 k) {
+    return LinearMatrix{n, static_cast<mm::u32>(m.type), mm::can_repack(m.type, k), n};
+  };
   const auto weights = [&](mm::u32 n, mm::u32 k) {
-    bytes += 2.0 * n * k;
+    bytes += static_cast<double>(mm::row_bytes(m.type, k)) * n;
     return bench.next(n, k);
   };
   const float* none = nullptr;
@@ -176,38 +182,33 @@ double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
     for (mm::u32 i = 0; i < m.layers; ++i) {
       metrale::LinearParams p;
       p.m = 1, p.k = m.hidden, p.ld_x = m.hidden, p.norm_eps = 1e-5F;
-      p.w[0] = matrix(m.q), p.w[1] = p.w[2] = matrix(m.kv);
-      launch(linear4, mm::plan_linear("linear4", p, sms), dependent, bench.a, bench.norm, weights(m.q, m.hidden),
-             weights(m.kv, m.hidden), weights(m.kv, m.hidden), nullptr, none, none, none, none, bench.b, bench.c, bench.c + m.kv,
-             nullptr, p);
-      p.k = p.ld_x = m.q, p.w[0] = matrix(m.hidden), p.w[1] = p.w[2] = {};
-      launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.b, nullptr, weights(m.hidden, m.q), none, bench.a, bench.a,
-             p);
-      p.k = p.ld_x = m.hidden, p.w[0] = p.w[1] = matrix(m.inner);
-      launch(swiglu, mm::plan_linear("swiglu", p, sms), dependent, bench.a, bench.norm, weights(m.inner, m.hidden),
-             weights(m.inner, m.hidden), bench.b, p);
-      p.k = p.ld_x = m.inner, p.w[0] = matrix(m.hidden), p.w[1] = {};
-      launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.b, nullptr, weights(m.hidden, m.inner), none, bench.a,
-             bench.a, p);
+      p.w[0] = matrix(m.q, m.hidden), p.w[1] = p.w[2] = matrix(m.kv, m.hidden);
+      launch(linear4_entries, p, "linear4", dependent, bench.a, bench.norm, weights(m.q, m.hidden), weights(m.kv, m.hidden),
+             weights(m.kv, m.hidden), nullptr, none, none, none, none, bench.b, bench.c, bench.c + m.kv, nullptr, p);
+      p.k = p.ld_x = m.q, p.w[0] = matrix(m.hidden, m.q), p.w[1] = p.w[2] = {};
+      launch(linear_entries, p, "linear", dependent, bench.b, nullptr, weights(m.hidden, m.q), none, bench.a, bench.a, p);
+      p.k = p.ld_x = m.hidden, p.w[0] = p.w[1] = matrix(m.inner, m.hidden);
+      launch(swiglu_entries, p, "swiglu", dependent, bench.a, bench.norm, weights(m.inner, m.hidden), weights(m.inner, m.hidden),
+             bench.b, p);
+      p.k = p.ld_x = m.inner, p.w[0] = matrix(m.hidden, m.inner), p.w[1] = {};
+      launch(linear_entries, p, "linear", dependent, bench.b, nullptr, weights(m.hidden, m.inner), none, bench.a, bench.a, p);
     }
     metrale::LinearParams p;
     p.m = 1, p.k = m.hidden, p.ld_x = m.hidden, p.norm_eps = 1e-5F;
-    p.w[0] = matrix(m.vocabulary);
-    launch(linear, mm::plan_linear("linear", p, sms), dependent, bench.a, bench.norm, weights(m.vocabulary, m.hidden), none, none,
-           bench.b, p);
+    p.w[0] = matrix(m.vocabulary, m.hidden);
+    launch(linear_entries, p, "linear", dependent, bench.a, bench.norm, weights(m.vocabulary, m.hidden), none, none, bench.b, p);
   });
 }
 
 void time_prefill(Bench& bench) {
   std::printf("\nprepared rows x 4096 x 4096 bf16, TFLOP/s:");
-  for (const mm::u32 m : {8U, 32U, 128U, 512U, 2048U}) {
+  for (const mm::u32 m : {8U, 32U, 64U, 128U, 512U, 2048U}) {
     metrale::LinearParams p = row_params(4096, 4096);
     p.m = m, p.prepared = 1, p.w[1] = {};
     const int launches = 10;
     const double us = graph_us([&] {
       for (int i = 0; i < launches; ++i)
-        launch(linear, mm::plan_linear("linear", p, sms), true, bench.weights, nullptr, bench.next(4096, 4096), nullptr, nullptr,
-               bench.c, p);
+        launch(linear_entries, p, "linear", true, bench.weights, nullptr, bench.next(4096, 4096), nullptr, nullptr, bench.c, p);
     });
     std::printf("  %u: %.0f (%.1f us)", m, 2e-6 * m * 4096 * 4096 / (us / launches), us / launches);
   }
@@ -215,25 +216,29 @@ void time_prefill(Bench& bench) {
 }
 
 void time_types(Bench& bench) {
-  std::printf("\none row x 4096 x 4096, microseconds and GB/s:");
-  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q8_0, DType::q4_k, DType::q6_k}) {
-    metrale::LinearParams p = row_params(4096, 4096);
-    p.w[0].dtype = static_cast<mm::u32>(type), p.w[0].packed = mm::can_repack(type, 4096), p.w[1] = {};
-    const int launches = 40;
-    const double us = graph_us([&] {
-      for (int i = 0; i < launches; ++i) {
-        launch(linear, mm::plan_linear("linear", p, sms), true, i % 2 ? bench.b : bench.a, nullptr, bench.next(8192, 4096), nullptr,
-               nullptr, i % 2 ? bench.a : bench.b, p);
-      }
-    });
-    std::printf("  %s %.1f %.0f", name_of(type), us / launches, mm::row_bytes(type, 4096) * 4096 / (us / launches) / 1e3);
+  for (const mm::u32 n : {4096U, 14336U}) {
+    std::printf("\none row x %u x 4096, microseconds and GB/s:", n);
+    for (const DType type :
+         {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q8_0, DType::q4_k, DType::q6_k}) {
+      metrale::LinearParams p = row_params(n, 4096);
+      p.w[0].dtype = static_cast<mm::u32>(type), p.w[0].packed = mm::can_repack(type, 4096), p.w[1] = {};
+      const int launches = 40;
+      const double us = graph_us([&] {
+        for (int i = 0; i < launches; ++i) {
+          launch(linear_entries, p, "linear", true, i % 2 ? bench.b : bench.a, nullptr, bench.next(2 * n, 4096), nullptr, nullptr,
+                 i % 2 ? bench.a : bench.b, p);
+        }
+      });
+      std::printf("  %s %.1f %.0f", name_of(type), us / launches, mm::row_bytes(type, 4096) * n / (us / launches) / 1e3);
+    }
   }
   std::printf("\n");
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
   const double began = now();
   CHECK(cudaSetDevice(0));
   cudaDeviceProp device;
@@ -241,12 +246,14 @@ int main() {
   sms = static_cast<std::uint32_t>(device.multiProcessorCount);
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::printf("%s, %u multiprocessors\n", device.name, sms);
-  for (const void* kernel : {reinterpret_cast<const void*>(linear), reinterpret_cast<const void*>(linear4),
-                             reinterpret_cast<const void*>(swiglu), reinterpret_cast<const void*>(repack)}) {
-    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedMost));
-  }
-  check_all();
+  allow_shared_memory(linear_entries);
+  allow_shared_memory(linear4_entries);
+  allow_shared_memory(swiglu_entries);
+  CHECK(cudaFuncSetAttribute(repack, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedLimit));
+  if (only != "times") check_all();
   std::printf("%.1f s\n", now() - began);
+  std::fflush(stdout);
+  if (only == "checks") return failures ? 1 : 0;
 
   Bench bench{};
   bench.bytes = std::size_t{17} << 30;
@@ -271,10 +278,12 @@ int main() {
   time_prefill(bench);
   for (const Model& m :
        {Model{"8B Llama", 32, 4096, 4096, 1024, 14336, 128256}, Model{"135M SmolLM2", 30, 576, 576, 192, 1536, 49152},
-        Model{"4B-like", 32, 2560, 4096, 1024, 9216, 151936}}) {
+        Model{"4B-like", 32, 2560, 4096, 1024, 9216, 151936}, Model{"8B q4_k", 32, 4096, 4096, 1024, 14336, 128256, DType::q4_k},
+        Model{"SmolLM2 q4_1", 30, 576, 576, 192, 1536, 49152, DType::q4_1},
+        Model{"SmolLM2 q8_0", 30, 576, 576, 192, 1536, 49152, DType::q8_0}}) {
     double bytes = 0;
     const double with = step_us(bench, m, true, bytes), without = step_us(bench, m, false, bytes);
-    std::printf("%-13s matrices of a step: %.0f us dependent, %.0f us not; sweep of the same bytes %.0f us (ratio %.3f)\n", m.name,
+    std::printf("%-12s matrices of a step: %.0f us dependent, %.0f us not; sweep of the same bytes %.0f us (ratio %.3f)\n", m.name,
                 with, without, bytes / sweep_rate / 1e3, bytes / sweep_rate / 1e3 / with);
   }
   std::printf("%.1f s in all; %s\n", now() - began, failures ? "WRONG RESULTS" : "results right");

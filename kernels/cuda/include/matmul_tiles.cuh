@@ -62,6 +62,8 @@ struct TileShape {
 using LargeShape = TileShape<kLargeTile.rows, kLargeTile.columns, 32, 32, kLargeTile.stages>;
 using MiddleShape = TileShape<kMiddleTile.rows, kMiddleTile.columns, 32, 16, kMiddleTile.stages>;
 using SmallShape = TileShape<kSmallTile.rows, kSmallTile.columns, 16, 16, kSmallTile.stages>;
+using NarrowShape = TileShape<kNarrowTile.rows, kNarrowTile.columns, 16, 16, kNarrowTile.stages>;
+static_assert(NarrowShape::kThreads == kNarrowTile.threads);
 static_assert(LargeShape::kThreads == kLargeTile.threads && MiddleShape::kThreads == kMiddleTile.threads &&
               SmallShape::kThreads == kSmallTile.threads);
 
@@ -255,6 +257,16 @@ __device__ __forceinline__ void multiply_tile_of(const Call& call, std::byte* sh
     multiply_tile<direct, gated, SmallShape>(call, shared);
   } else {
     multiply_tile<direct, gated, MiddleShape>(call, shared);
+  }
+}
+
+/// As `tiles`, where all matrices are bf16 and aligned.
+template <bool gated>
+__device__ __forceinline__ void direct_tiles(const Call& call, std::byte* shared) {
+  if (blockDim.x == kNarrowTile.threads) {
+    multiply_tile<true, gated, NarrowShape>(call, shared);
+  } else {
+    multiply_tile_of<true, gated>(call, shared);
   }
 }
 

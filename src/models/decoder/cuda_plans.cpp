@@ -13,7 +13,9 @@ namespace {
 namespace matmul = cuda::matmul;
 namespace decoder = cuda::decoder;
 
-LaunchShape shape(const matmul::Plan& plan) { return {.grid = plan.grid, .block = plan.block, .shared_bytes = plan.shared_bytes}; }
+LaunchShape shape(const matmul::Plan& plan) {
+  return {.grid = plan.grid, .block = plan.block, .shared_bytes = plan.shared_bytes, .entry = plan.entry};
+}
 LaunchShape shape(const decoder::Plan& plan) {
   return {.grid = {plan.grid_x, plan.grid_y, 1}, .block = {plan.threads, 1, 1}, .shared_bytes = plan.shared_bytes};
 }
@@ -42,6 +44,7 @@ class CudaPlans final : public LaunchPlans {
   }
   LaunchShape gather(std::uint32_t m) const noexcept override { return shape(matmul::plan_gather(m)); }
   LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept override { return shape(matmul::plan_prepare(m, k)); }
+  std::span<const std::string_view> matmul_entries() const noexcept override { return matmul::kEntries; }
   LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept override {
     return shape(matmul::plan_linear(function, params, chip_.sm_count));
   }

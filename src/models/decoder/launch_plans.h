@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "metrale/backend.h"
@@ -21,7 +22,8 @@ struct LaunchShape {
   Dim3 grid;
   Dim3 block;
   std::uint32_t shared_bytes = 0;
-  Dim3 cluster{0, 0, 0};  ///< All zero: none.
+  Dim3 cluster{0, 0, 0};    ///< All zero: none.
+  std::int32_t entry = -1;  ///< Which of `LaunchPlans::matmul_entries` to launch in place of the kernel that was asked for.
 };
 
 class LaunchPlans {
@@ -46,6 +48,8 @@ class LaunchPlans {
   virtual LaunchShape repack(DType weights, std::uint32_t n, std::uint32_t k) const noexcept = 0;
   virtual LaunchShape gather(std::uint32_t m) const noexcept = 0;
   virtual LaunchShape prepare(std::uint32_t m, std::uint32_t k) const noexcept = 0;
+  /// Kernels of module matmul beyond the common ones, which take the arguments of some of those.
+  virtual std::span<const std::string_view> matmul_entries() const noexcept { return {}; }
   /// `function` is linear, linear4 or swiglu.
   virtual LaunchShape linear(std::string_view function, const LinearParams& params) const noexcept = 0;
 

@@ -71,6 +71,8 @@ Result<Ops> Ops::create(GpuBackend& backend, StreamHandle stream, const OpsOptio
     }
     *w.tile = METRALE_TRY(tile);
   }
+  for (const std::string_view entry : ops.plans_->matmul_entries())
+    k.matmul_entries.push_back(METRALE_TRY(find(kMatmulModule, entry)));
   return ops;
 }
 
@@ -84,6 +86,11 @@ Result<> Ops::launch(const Kernel& kernel, const LaunchShape& shape, const Args&
   METRALE_TRY(backend_->launch_typed(kernel.handle, shape.grid, shape.block, shape.shared_bytes, stream_, packed, attributes));
   after_kernel_ = true;
   return {};
+}
+
+template <class... Args>
+Result<> Ops::launch_matmul(const Kernel& kernel, const LaunchShape& shape, const Args&... args) {
+  return launch(shape.entry < 0 ? kernel : kernels_.matmul_entries[static_cast<std::size_t>(shape.entry)], shape, args...);
 }
 
 Result<> Ops::copy_h2d(DevicePtr to, std::span<const std::byte> from) {
@@ -150,7 +157,13 @@ Result<> Ops::linear(const Rows& rows, std::span<const Product> products) {
     for (const Product& each : products) METRALE_TRY(linear_same_class(rows, {&each, 1}));
     return {};
   }
-  return linear_same_class(rows, products);
+  // Where there are entries for one row and one type, two of those are quicker than one launch of the general kernel.
+  if (rows.m != 1 || plans_->matmul_entries().empty()) return linear_same_class(rows, products);
+  for (std::size_t begin = 0, end = 0; begin < products.size(); begin = end) {
+    while (end < products.size() && products[end].weight->dtype == products[begin].weight->dtype) ++end;
+    METRALE_TRY(linear_same_class(rows, products.subspan(begin, end - begin)));
+  }
+  return {};
 }
 
 Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> products) {
@@ -159,7 +172,8 @@ Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> produ
   for (std::size_t i = 0; i < products.size(); ++i) params.w[i] = describe(*products[i].weight);
   if (products.size() == 1) {
     const Product& p = products[0];
-    return launch(kernels_.linear, plans_->linear("linear", params), x, norm, p.weight->ptr, p.bias, p.residual, p.y, params);
+    return launch_matmul(kernels_.linear, plans_->linear("linear", params), x, norm, p.weight->ptr, p.bias, p.residual, p.y,
+                         params);
   }
   std::array<DevicePtr, kMaxLinearMatrices> w, bias, y;
   for (std::size_t i = 0; i < products.size(); ++i) {
@@ -167,8 +181,8 @@ Result<> Ops::linear_same_class(const Rows& rows, std::span<const Product> produ
     bias[i] = products[i].bias;
     y[i] = products[i].y;
   }
-  return launch(kernels_.linear4, plans_->linear("linear4", params), x, norm, w[0], w[1], w[2], w[3], bias[0], bias[1], bias[2],
-                bias[3], y[0], y[1], y[2], y[3], params);
+  return launch_matmul(kernels_.linear4, plans_->linear("linear4", params), x, norm, w[0], w[1], w[2], w[3], bias[0], bias[1],
+                       bias[2], bias[3], y[0], y[1], y[2], y[3], params);
 }
 
 Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, DevicePtr y) {
@@ -180,7 +194,7 @@ Result<> Ops::swiglu(const Rows& rows, const Matrix& gate, const Matrix& up, Dev
   LinearParams params = METRALE_TRY(begin(rows, gate.dtype, x, norm));
   params.w[0] = describe(gate);
   params.w[1] = describe(up);
-  return launch(kernels_.swiglu, plans_->linear("swiglu", params), x, norm, gate.ptr, up.ptr, y, params);
+  return launch_matmul(kernels_.swiglu, plans_->linear("swiglu", params), x, norm, gate.ptr, up.ptr, y, params);
 }
 
 Result<> Ops::widen(DevicePtr from, DevicePtr to, const WidenParams& params) {

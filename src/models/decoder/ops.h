@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "metrale/backend.h"
 #include "metrale/models/decoder_kernels.h"
@@ -139,6 +140,9 @@ class Ops {
 
   template <class... Args>
   Result<> launch(const Kernel& kernel, const LaunchShape& shape, const Args&... args);
+  /// `kernel`, or the entry that the shape names.
+  template <class... Args>
+  Result<> launch_matmul(const Kernel& kernel, const LaunchShape& shape, const Args&... args);
   /// The rows as the next launch reads them: prepared when there are many.
   Result<LinearParams> begin(const Rows& rows, DType weights, DevicePtr& x, DevicePtr& norm);
   Result<> linear_same_class(const Rows& rows, std::span<const Product> products);
@@ -154,6 +158,7 @@ class Ops {
   struct Kernels {
     Kernel repack, gather, prepare, linear, linear4, swiglu;
     Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score, sample, advance;
+    std::vector<Kernel> matmul_entries;
     std::uint32_t attend_tile = 0;
     std::uint32_t conv_tile = 0;
   } kernels_;
