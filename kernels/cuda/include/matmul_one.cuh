@@ -89,8 +89,8 @@ __device__ __forceinline__ u32 find_matrix(const Call& call, u32& granule) {
   return found;
 }
 
-/// Writes y for `count` rows from granule `first` on, whose sums by warp are in `sums`; those of the squares of x in `squares`. `early`, where it
-/// is to be used, is what is added to the row that this thread writes first.
+/// Writes y for `count` rows from granule `first` on, whose sums by warp are in `sums`; those of the squares of x in `squares`.
+/// `early`, where it is to be used, is what is added to the row that this thread writes first.
 template <u32 rows, OneKind kind>
 __device__ __forceinline__ void one_finish(const Call& call, u32 first, u32 count, const float* sums, const float* squares,
                                            u32 squares_count, bool use_early, float early) {
