@@ -99,14 +99,12 @@ void CudaBackend::do_shutdown() noexcept {
     static_cast<void>(modules_.unload().has_value());
   } else {
     modules_.forget();
-    for (const Parting& parting : partings_) {
-      if (parting.kind == Parting::Kind::graph) delete reinterpret_cast<GraphRecord*>(static_cast<std::uintptr_t>(parting.value));
-    }
     partings_.clear();
   }
   pinned_->close(driver_works);
   host_calls_->clear();
   kernels_.clear();
+  graphs_.clear();
   context_->work().forget(this);
 }
 

@@ -193,6 +193,10 @@ class CudaBackend final : public GpuBackend {
   /// Refuses managed memory beyond what the device has.
   Result<> check_managed(std::uint64_t bytes);
 
+  // ---- graphs (graph.cpp) ----
+  GraphRecord* keep_graph();
+  void forget_graph(const GraphRecord* graph) noexcept;
+
   // ---- staging (copy.cpp) ----
   Result<> copy_staged(DevicePtr dst, const std::byte* src, std::uint64_t bytes, NativeStream stream, StreamRecord& record);
   Result<> copy_staged_small(DevicePtr dst, const std::byte* src, std::uint64_t bytes, NativeStream stream, StreamRecord& record);
@@ -235,6 +239,8 @@ class CudaBackend final : public GpuBackend {
   std::atomic<std::uint64_t> device_bytes_{0};
   std::atomic<std::uint64_t> managed_bytes_{0};
 
+  std::mutex graphs_mutex_;
+  std::unordered_map<const GraphRecord*, std::unique_ptr<GraphRecord>> graphs_;  ///< Also those that a lost device keeps.
   std::mutex kernels_mutex_;
   std::unordered_map<const Kernel*, std::unique_ptr<KernelRecord>> kernels_;
   std::mutex peers_mutex_;

@@ -170,15 +170,31 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
     return Error(Errc::invalid_argument,
                  fmt::format("end_capture: {} of the streams that joined were not joined back; {}", num_unjoined, kHowToJoin));
   }
-  auto made = std::make_unique<GraphRecord>();
+  GraphRecord* const made = keep_graph();
   AddressScan scan(driver_);
   scan.graph(graph);
   made->addresses = scan.take();
   if (const auto problem = scan.problem()) {
     log(LogLevel::warning, fmt::format("a captured graph may not name all memory that its kernels use: {}", problem->to_string()));
   }
-  METRALE_TRY(check(driver_.cuGraphInstantiateWithFlags_(&made->exec, graph, 0), "cuGraphInstantiateWithFlags"));
-  return NativeGraph{reinterpret_cast<std::uintptr_t>(made.release())};
+  if (const CUresult code = driver_.cuGraphInstantiateWithFlags_(&made->exec, graph, 0); code != CUDA_SUCCESS) {
+    forget_graph(made);
+    return context_->error(code, "cuGraphInstantiateWithFlags");
+  }
+  return NativeGraph{reinterpret_cast<std::uintptr_t>(made)};
+}
+
+GraphRecord* CudaBackend::keep_graph() {
+  auto made = std::make_unique<GraphRecord>();
+  GraphRecord* const graph = made.get();
+  std::lock_guard lock(graphs_mutex_);
+  graphs_.emplace(graph, std::move(made));
+  return graph;
+}
+
+void CudaBackend::forget_graph(const GraphRecord* graph) noexcept {
+  std::lock_guard lock(graphs_mutex_);
+  graphs_.erase(graph);
 }
 
 Result<> CudaBackend::do_abort_capture(NativeStream stream) {

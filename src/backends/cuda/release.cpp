@@ -68,7 +68,7 @@ Result<> CudaBackend::give_back(const Parting& parting) noexcept {
       what = "cuGraphExecDestroy";
       auto* graph = reinterpret_cast<GraphRecord*>(static_cast<std::uintptr_t>(parting.value));
       code = driver_.cuGraphExecDestroy_(graph->exec);
-      if (code == CUDA_SUCCESS || is_gone(code) || is_sticky(code)) delete graph;
+      if (code == CUDA_SUCCESS || is_gone(code) || is_sticky(code)) forget_graph(graph);
       break;
     }
     case Parting::Kind::stream:

@@ -185,6 +185,13 @@ State::~State() {
     lock.lock();
     workers_.pop_front();
   }
+  // Contexts that were never released refer to their streams, which refer back.
+  for (Device& device : devices) {
+    if (device.primary == nullptr) continue;
+    device.primary->streams.clear();
+    device.primary->busy.clear();
+    device.primary->null_stream = nullptr;
+  }
 }
 
 Janitor::~Janitor() {
