@@ -69,8 +69,7 @@ extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder:
                                            .gated = p.gated,
                                            .scale = p.scale};
   decoder::attend_token<false>(
-      {.q = q, .step = step, .block_table = block_table, .key_cache = key_cache, .value_cache = value_cache, .out = out}, params,
-      dynamic_shared);
+      {.q = q, .step = step, .block_table = block_table, .key_cache = key_cache, .value_cache = value_cache, .out = out}, params);
 }
 
 extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder::kOneWarps, 2)
@@ -78,8 +77,7 @@ extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(32 * decoder:
                   const float* rotary_table, const StepHeader* step, const std::int32_t* block_table, void* key_cache,
                   void* value_cache, float* out, float* scratch, const __grid_constant__ metrale::RotateAttendParams p) {
   let_dependents_start();
-  decoder::attend_token<true>({q, k, v, q_norm, k_norm, rotary_table, step, block_table, key_cache, value_cache, out, scratch}, p,
-                              dynamic_shared);
+  decoder::attend_token<true>({q, k, v, q_norm, k_norm, rotary_table, step, block_table, key_cache, value_cache, out, scratch}, p);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
@@ -88,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(512)
   decoder::conv_channels({x, weight, state, step}, p, dynamic_shared);
 }
 
-extern "C" __global__ void METRALE_CLUSTER_OF(4) __launch_bounds__(decoder::kDeltaChunkThreads)
+extern "C" __global__ void METRALE_CLUSTER_OF(4) __launch_bounds__(decoder::kDeltaChunkThreads, 2)
     delta(const float* qkv, const float* z, const float* a, const float* b, const float* decay, const float* dt_bias,
           const float* norm, float* state, const StepHeader* step, float* out, const __grid_constant__ metrale::DeltaParams p) {
   let_dependents_start();

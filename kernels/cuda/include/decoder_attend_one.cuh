@@ -13,9 +13,29 @@
 
 namespace metrale::cuda::decoder {
 
+/// Where every device that runs this code has the shared memory for it, the layout is known when it is compiled.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+inline constexpr bool kFixedLayout = true;
+#else
+inline constexpr bool kFixedLayout = false;
+#endif
+
+/// This block's share; nothing where it has none, or where its launch was planned for another device.
+__device__ __forceinline__ bool find_share(const OneCall& c, const RotateAttendParams& p, u32 head_dim, u32 key_tile,
+                                           OneShare& share) {
+  u32 shared_bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
+  const u32 warps = kFixedLayout ? key_warps(head_dim, kFullShared) : planned_key_warps(head_dim, shared_bytes);
+  return shared_bytes >= 4 * one_layout(head_dim, warps).end &&
+         share.find(p.rotate, c.step, c.scratch != nullptr, head_dim, warps, key_tile);
+}
+
 template <int head_dim, bool fused>
-__device__ __forceinline__ void attend_fast(const OneCall& c, const RotateAttendParams& p, const OneShare& share,
-                                            const OneLayout& l, float* shared) {
+__device__ __forceinline__ void attend_fast(const OneCall& c, const RotateAttendParams& p) {
+  extern __shared__ __align__(16) float shared[];
+  OneShare share;
+  if (!find_share(c, p, head_dim, kKeyTile, share)) return;
+  const OneLayout l = one_layout(head_dim, share.warps);
   FastKeys<head_dim> keys(share, p.rotate.cache, c.block_table, c.key_cache, c.value_cache, shared, l);
   keys.start();
   leave_nothing(share, l, shared);
@@ -33,9 +53,13 @@ __device__ __forceinline__ void attend_fast(const OneCall& c, const RotateAttend
   finish_chunks<head_dim>(c, p.rotate, p.gated, share, l, finish, gates, shared);
 }
 
+/// A function of its own, so that the others have registers enough.
 template <class T, bool fused>
-__device__ __forceinline__ void attend_general(const OneCall& c, const RotateAttendParams& p, const OneShare& share,
-                                               const OneLayout& l, float* shared) {
+__device__ __noinline__ void attend_general(const OneCall& c, const RotateAttendParams& p) {
+  extern __shared__ __align__(16) float shared[];
+  OneShare share;
+  if (!find_share(c, p, p.rotate.head_dim, kGeneralTile, share)) return;
+  const OneLayout l = one_layout(p.rotate.head_dim, share.warps);
   const CacheRows rows = CacheRows::create(p.rotate.cache, c.block_table, share.kv_head);
   const GeneralKeys<T> keys{share, rows, c.key_cache, c.value_cache, shared, l, p.rotate.head_dim};
   keys.start();
@@ -54,29 +78,26 @@ __device__ __forceinline__ void attend_general(const OneCall& c, const RotateAtt
 
 /// One step's attention. `fused`: normed, rotated and stored here; otherwise q and the cache are complete.
 template <bool fused>
-__device__ __forceinline__ void attend_token(const OneCall& c, const RotateAttendParams& p, float* shared) {
+__device__ __forceinline__ void attend_token(const OneCall& c, const RotateAttendParams& p) {
   if (p.rotate.head_dim > kMaxHeadDim) return;
   const CacheLayout& cache = p.rotate.cache;
   const bool is_bf16 = cache.dtype == kBf16;
   const bool aligned = (cache.block_stride | cache.token_stride | cache.head_stride) % 8 == 0 &&
                        (reinterpret_cast<u64>(c.key_cache) | reinterpret_cast<u64>(c.value_cache)) % 16 == 0;
-  const bool fast = is_bf16 && aligned && has_fast_attention(p.rotate.head_dim);
-  u32 shared_bytes;
-  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
-  const u32 warps = planned_key_warps(p.rotate.head_dim, shared_bytes);
-  OneShare share;
-  if (!share.find(p.rotate, c.step, c.scratch != nullptr, warps, fast ? kKeyTile : kGeneralTile)) return;
-  const OneLayout l = one_layout(p.rotate.head_dim, warps);
-  if (!is_bf16) {
-    attend_general<float, fused>(c, p, share, l, shared);
-  } else if (!fast) {
-    attend_general<std::uint16_t, fused>(c, p, share, l, shared);
+  if (!is_bf16 || !aligned || !has_fast_attention(p.rotate.head_dim)) {
+    const OneCall call = c;  // the address of `c` itself is given to nobody, so that it stays in registers
+    const RotateAttendParams params = p;
+    if (is_bf16) {
+      attend_general<std::uint16_t, fused>(call, params);
+    } else {
+      attend_general<float, fused>(call, params);
+    }
   } else if (p.rotate.head_dim == 64) {
-    attend_fast<64, fused>(c, p, share, l, shared);
+    attend_fast<64, fused>(c, p);
   } else if (p.rotate.head_dim == 128) {
-    attend_fast<128, fused>(c, p, share, l, shared);
+    attend_fast<128, fused>(c, p);
   } else {
-    attend_fast<256, fused>(c, p, share, l, shared);
+    attend_fast<256, fused>(c, p);
   }
 }
 

@@ -48,6 +48,13 @@ __device__ inline u32 pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+/// Four floats as bf16.
+__device__ inline uint2 pack_quad(float4 x) { return {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)}; }
+/// What rounding took from `x`.
+__device__ inline uint2 pack_rest(float4 x, uint2 rounded) {
+  return {pack_bf16(x.x - low_bf16(rounded.x), x.y - high_bf16(rounded.x)),
+          pack_bf16(x.z - low_bf16(rounded.y), x.w - high_bf16(rounded.y))};
+}
 /// 2^x to a few units in the last place.
 __device__ inline float exp2_near(float x) {
   float y;
@@ -178,9 +185,9 @@ __device__ inline void load_matrices_transposed(u32 address, u32 (&r)[4]) {
 }
 /// d [16, 8] += a [16, 16] · b [16, 8], bf16 with f32 sums.
 __device__ inline void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // ---- the paged cache ----

@@ -68,6 +68,12 @@ __device__ inline void delta_any(const DeltaCall& c, const DeltaParams& p, float
   }
 }
 
+/// A function of its own, so that a step of one token has registers enough.
+__device__ __noinline__ void delta_by_chunks(const DeltaCall& c, const DeltaParams& p, DeltaShared& shared, u32 rank) {
+  extern __shared__ __align__(16) float dynamic[];
+  DeltaChunks(c, p, shared, *reinterpret_cast<DeltaChunk*>(dynamic), blockIdx.x / kDeltaBlocks).run(rank);
+}
+
 __device__ inline void delta_head(const DeltaCall& c, const DeltaParams& p, float* dynamic) {
   __shared__ __align__(16) DeltaShared shared;
   const u32 rank = METRALE_CLUSTERS ? cluster_rank() : blockIdx.x % kDeltaBlocks;
@@ -85,10 +91,11 @@ __device__ inline void delta_head(const DeltaCall& c, const DeltaParams& p, floa
 #endif
   cluster_arrive_relaxed();
   if (blockDim.x == kChunkThreads) {
-    DeltaChunks(c, p, shared, *reinterpret_cast<DeltaChunk*>(dynamic), blockIdx.x / kDeltaBlocks).run(rank);
+    const DeltaCall call = c;  // the address of `c` itself is given to nobody, so that it stays in registers
+    delta_by_chunks(call, p, shared, rank);
     return;
   }
-  DeltaColumns(c, p, shared, blockIdx.x / kDeltaBlocks).run(rank);
+  DeltaColumns(c, p, shared, *reinterpret_cast<DeltaStaged*>(dynamic), blockIdx.x / kDeltaBlocks).run(rank);
 }
 
 }  // namespace metrale::cuda::decoder

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gated delta rule over many tokens, in chunks of kChunkTokens, f32 throughout. With S the state before a chunk, c_t the sum of the
-// logarithms of its decays up to token t, and w_ts = exp(c_t - c_s), the changes d_t of the tokens solve
+// The gated delta rule over many tokens, in chunks of kChunkTokens. With S the state before a chunk, c_t the sum of the logarithms of
+// its decays up to token t, and w_ts = exp(c_t - c_s), the changes d_t of the tokens solve
 //   d_t + beta_t sum_{s<t} w_ts (k_t k_s) d_s = beta_t (v_t - exp(c_t) k_t S),
 // what they give is o_t = exp(c_t) q_t S + sum_{s<=t} w_ts (q_t k_s) d_s, and the state becomes exp(c_end) S + sum_s w_(end,s) k_s d_s.
-// Differences of the c are at most 0 where they are used, so nothing grows. Against the scan that takes a token after another, the
-// sequential part is a triangle of kChunkTokens that one warp solves; the rest are products of small matrices.
+// Differences of the c are at most 0 where they are used, so nothing grows. Of the sequence only a triangle of kChunkTokens remains,
+// which one warp solves in f32; the rest are products of small matrices, on tensor cores, each factor as the sum of two bf16 numbers
+// (the product of the two rests is left out: some 1e-5 of a term). The state itself stays in registers, in f32.
 #pragma once
 
 #include "decoder_delta_head.cuh"
@@ -14,21 +15,105 @@ namespace metrale::cuda::decoder {
 
 inline constexpr u32 kChunkThreads = kDeltaChunkThreads;
 inline constexpr u32 kChunkTokens = 32;
-inline constexpr u32 kChunkRow = kDeltaSize + 4;     // 16 bytes more than a row: rows start in different banks
-inline constexpr u32 kSquareRow = kChunkTokens + 4;  // likewise
-static_assert(kDeltaSpan % kChunkTokens == 0 && kDeltaColumns == 32);
+// Rows of matrices that tensor cores read are 16 bytes longer than they need be, so that they start in different banks.
+inline constexpr u32 kChunkRow = kDeltaSize + 8;
+inline constexpr u32 kChunkColumns = kDeltaColumns + 8;
+inline constexpr u32 kSquareRow = kChunkTokens + 4;
+static_assert(kDeltaSpan % kChunkTokens == 0 && kDeltaColumns == 32 && kChunkTokens == 32);
+
+/// A matrix of bf16 numbers and what rounding left of each.
+template <u32 rows, u32 stride>
+struct SplitMatrix {
+  std::uint16_t rounded[rows][stride];
+  std::uint16_t rest[rows][stride];
+  __device__ void set(u32 row, u32 column, float x) {
+    const std::uint16_t bits = to_bf16(x);
+    rounded[row][column] = bits;
+    rest[row][column] = to_bf16(x - from_bf16(bits));
+  }
+  /// Two elements from an even column on.
+  __device__ void set2(u32 row, u32 column, float x, float y) {
+    const u32 bits = pack_bf16(x, y);
+    *reinterpret_cast<u32*>(&rounded[row][column]) = bits;
+    *reinterpret_cast<u32*>(&rest[row][column]) = pack_bf16(x - low_bf16(bits), y - high_bf16(bits));
+  }
+};
 
 struct DeltaChunk {
-  float keys[kChunkTokens][kChunkRow];
-  float queries[kChunkTokens][kChunkRow];
-  float state[kDeltaSize][kDeltaColumns];
-  float changes[kChunkTokens][kSquareRow];  // [token, column]: values, then right sides, then changes
-  float solve[kChunkTokens][kSquareRow];  // [s, t]: the triangle, transposed; then changes as the state takes them, [token, column]
-  float mix[kChunkTokens][kSquareRow];    // [t, s]
+  SplitMatrix<2 * kChunkTokens, kChunkRow> rows;      // keys, then queries
+  SplitMatrix<kDeltaSize, kChunkColumns> state;       // [key element, column]
+  SplitMatrix<kChunkTokens, kChunkColumns> changes;   // [token, column]
+  SplitMatrix<kChunkTokens, kChunkColumns> weighted;  // the same as the state takes them
+  float sides[kChunkTokens][kSquareRow];              // [token, column]: values, then right sides
+  float solve[kChunkTokens][kSquareRow];              // [s, t]: the triangle, transposed
+  float mix[kChunkTokens][kSquareRow];                // [t, s]
   float logs[kChunkTokens];
   float betas[kChunkTokens];
 };
 static_assert(sizeof(DeltaChunk) <= kDeltaChunkBytes);
+
+/// A first factor [16, 16] and a second one [16, 8], both split.
+struct SplitA {
+  u32 rounded[4];
+  u32 rest[4];
+};
+struct SplitB {
+  u32 rounded[2];
+  u32 rest[2];
+};
+__device__ inline void multiply_add(float (&d)[4], const SplitA& a, const SplitB& b) {
+  multiply_add(d, a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b.rounded[0], b.rounded[1]);
+  multiply_add(d, a.rest[0], a.rest[1], a.rest[2], a.rest[3], b.rounded[0], b.rounded[1]);
+  multiply_add(d, a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b.rest[0], b.rest[1]);
+}
+
+// Fragments by `ldmatrix`: lane l gives the address of row l % 8 of matrix l / 8.
+/// Rows [row, 16) and columns [column, 16) of a matrix as a first factor.
+template <u32 rows, u32 stride>
+__device__ inline SplitA first_factor(const SplitMatrix<rows, stride>& m, u32 row, u32 column) {
+  SplitA a;
+  const u32 r = row + lane_id() % 16;
+  const u32 c = column + lane_id() / 16 * 8;
+  load_matrices(shared_address(&m.rounded[r][c]), a.rounded);
+  load_matrices(shared_address(&m.rest[r][c]), a.rest);
+  return a;
+}
+/// The transpose of rows [row, 16) and columns [column, 16) as a first factor.
+template <u32 rows, u32 stride>
+__device__ inline SplitA transposed_first_factor(const SplitMatrix<rows, stride>& m, u32 row, u32 column) {
+  SplitA a;
+  const u32 r = row + lane_id() / 16 * 8 + lane_id() % 8;
+  const u32 c = column + lane_id() / 8 % 2 * 8;
+  load_matrices_transposed(shared_address(&m.rounded[r][c]), a.rounded);
+  load_matrices_transposed(shared_address(&m.rest[r][c]), a.rest);
+  return a;
+}
+__device__ inline void pair_of(const u32 (&rounded)[4], const u32 (&rest)[4], SplitB (&b)[2]) {
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) b[i] = {{rounded[2 * i], rounded[2 * i + 1]}, {rest[2 * i], rest[2 * i + 1]}};
+}
+/// Rows [row, 16) and columns [column, 16) as two second factors, side by side.
+template <u32 rows, u32 stride>
+__device__ inline void second_factors(const SplitMatrix<rows, stride>& m, u32 row, u32 column, SplitB (&b)[2]) {
+  u32 rounded[4];
+  u32 rest[4];
+  const u32 r = row + lane_id() % 16;
+  const u32 c = column + lane_id() / 16 * 8;
+  load_matrices_transposed(shared_address(&m.rounded[r][c]), rounded);
+  load_matrices_transposed(shared_address(&m.rest[r][c]), rest);
+  pair_of(rounded, rest, b);
+}
+/// The transpose of rows [row, 16) and columns [column, 16) as two second factors: one for each 8 rows.
+template <u32 rows, u32 stride>
+__device__ inline void transposed_second_factors(const SplitMatrix<rows, stride>& m, u32 row, u32 column, SplitB (&b)[2]) {
+  u32 rounded[4];
+  u32 rest[4];
+  const u32 r = row + lane_id() / 16 * 8 + lane_id() % 8;
+  const u32 c = column + lane_id() / 8 % 2 * 8;
+  load_matrices(shared_address(&m.rounded[r][c]), rounded);
+  load_matrices(shared_address(&m.rest[r][c]), rest);
+  pair_of(rounded, rest, b);
+}
 
 class DeltaChunks {
  public:
@@ -50,23 +135,37 @@ class DeltaChunks {
         for (u32 t = 0; t < count; t += kChunkTokens) chunk(first + t, t, smaller(kChunkTokens, count - t), part_ != rank);
         if (!loaded || first + count == p_.m) store_state();
       }
-      delta_norm(c_, p_, head_, shared_, rank, first, count, span, false);
+      delta_norm(c_, p_, head_, shared_, rank, first, count, span, nullptr);
     }
   }
 
  private:
-  // ---- the state: thread 8 r + c has rows 4 r to 4 r + 3 of columns 4 c to 4 c + 3 ----
-  __device__ float4* state_at(u32 i) const {
-    return reinterpret_cast<float4*>(head_.state + (threadIdx.x / 8 * 4 + i) * kDeltaSize + part_ * kDeltaColumns) +
-           threadIdx.x % 8;
+  // Results of tensor cores: lane 4 g + t has columns 2 t and 2 t + 1 of row g, then of row g + 8.
+  __device__ static u32 group() { return lane_id() / 4; }
+  __device__ static u32 pair() { return lane_id() % 4 * 2; }
+
+  // ---- the state: warp w has rows [16 w, 16), four times 8 columns ----
+  __device__ float2* state_at(u32 n, u32 half) const {
+    const u32 row = 16 * warp_id() + group() + 8 * half;
+    return reinterpret_cast<float2*>(head_.state + row * kDeltaSize + part_ * kDeltaColumns + 8 * n + pair());
   }
   __device__ void load_state() {
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) state_[i] = *state_at(i);
+    for (u32 n = 0; n < 4; ++n) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        const float2 x = *state_at(n, half);
+        state_[n][2 * half] = x.x;
+        state_[n][2 * half + 1] = x.y;
+      }
+    }
   }
   __device__ void store_state() const {
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) *state_at(i) = state_[i];
+    for (u32 n = 0; n < 4; ++n) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) *state_at(n, half) = {state_[n][2 * half], state_[n][2 * half + 1]};
+    }
   }
 
   // ---- a chunk's inputs: eight threads for each token ----
@@ -83,11 +182,16 @@ class DeltaChunks {
       k_[i] = real ? reinterpret_cast<const float4*>(head_.key + row)[piece + 8 * i] : zero;
     }
     v_ = real ? reinterpret_cast<const float4*>(head_.value + row + part_ * kDeltaColumns)[piece] : zero;
-    log_ = 0;
-    beta_ = 0;
-    if (warp_id() == 0 && first + lane_id() < p_.m) delta_log_gates(c_, p_, first + lane_id(), head_.head, log_, beta_);
+    a_ = 0;
+    b_ = 0;
+    gated_ = warp_id() == 0 && first + lane_id() < p_.m;
+    if (gated_) {
+      const u64 at = static_cast<u64>(first + lane_id()) * p_.ld_ab + head_.head;
+      a_ = c_.a[at];
+      b_ = c_.b[at];
+    }
   }
-  /// Unit-length queries and keys to shared memory. A token that there is not is all zeros and changes nothing.
+  /// Unit-length queries and keys, and the state, to shared memory. A token that there is not is all zeros and changes nothing.
   __device__ void stage() {
     const u32 t = threadIdx.x / 8;
     const u32 piece = threadIdx.x % 8;
@@ -108,21 +212,27 @@ class DeltaChunks {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 at = 4 * (piece + 8 * i);
-      quad(&x_.queries[t][at]) = {q_[i].x * q_scale, q_[i].y * q_scale, q_[i].z * q_scale, q_[i].w * q_scale};
-      quad(&x_.keys[t][at]) = {k_[i].x * k_scale, k_[i].y * k_scale, k_[i].z * k_scale, k_[i].w * k_scale};
+      x_.rows.set2(t, at, k_[i].x * k_scale, k_[i].y * k_scale);
+      x_.rows.set2(t, at + 2, k_[i].z * k_scale, k_[i].w * k_scale);
+      x_.rows.set2(kChunkTokens + t, at, q_[i].x * q_scale, q_[i].y * q_scale);
+      x_.rows.set2(kChunkTokens + t, at + 2, q_[i].z * q_scale, q_[i].w * q_scale);
     }
-    quad(&x_.changes[t][4 * piece]) = v_;
+    *reinterpret_cast<float4*>(&x_.sides[t][4 * piece]) = v_;
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) quad(&x_.state[threadIdx.x / 8 * 4 + i][4 * piece]) = state_[i];
+    for (u32 n = 0; n < 4; ++n) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half)
+        x_.state.set2(16 * warp_id() + group() + 8 * half, 8 * n + pair(), state_[n][2 * half], state_[n][2 * half + 1]);
+    }
     if (warp_id() == 0) {
-      float sum = log_;
+      float sum = gated_ ? c_.decay[head_.head] * softplus(a_ + c_.dt_bias[head_.head]) : 0.0F;
 #pragma unroll
       for (u32 w = 1; w < kWarp; w *= 2) {
         const float before = __shfl_up_sync(kAllLanes, sum, w);
         if (lane_id() >= w) sum += before;
       }
       x_.logs[lane_id()] = sum;
-      x_.betas[lane_id()] = beta_;
+      x_.betas[lane_id()] = gated_ ? sigmoid(b_) : 0.0F;
     }
   }
 
@@ -131,76 +241,62 @@ class DeltaChunks {
     stage();
     __syncthreads();
     if (first + kChunkTokens < p_.m) load(first + kChunkTokens);
-    float o[2][2];
+    float o[4][4] = {};
     multiply(o);
     __syncthreads();
     if (warp_id() == 0) solve();
     __syncthreads();
-    finish(first, place, count, add_squares, o);
+    if (warp_id() >= 6) finish(first, place, count, add_squares, o);
     update();
     __syncthreads();
   }
 
-  static __device__ float4& quad(float* p) { return *reinterpret_cast<float4*>(p); }
-  static __device__ void add(float& sum, const float4& a, const float4& b) {
-    sum = fmaf(a.x, b.x, sum);
-    sum = fmaf(a.y, b.y, sum);
-    sum = fmaf(a.z, b.z, sum);
-    sum = fmaf(a.w, b.w, sum);
-  }
-
-  /// Thread 16 y + x: products of keys and queries 2 y and 2 y + 1 with keys x and x + 16, and with columns 2 x and 2 x + 1 of the state.
-  /// Leaves the triangle, the mix and the right sides; `o` is the state's part of the results.
-  __device__ __forceinline__ void multiply(float (&o)[2][2]) {
-    const u32 t0 = threadIdx.x / 16 * 2;
-    const u32 x = threadIdx.x % 16;
-    float kk[2][2] = {};
-    float qk[2][2] = {};
-    float ks[2][2] = {};
-    float qs[2][2] = {};
+  /// Warp w: rows [16 (w % 4), 16) of keys and queries, with all keys (w < 4) or with the state. Leaves the triangle, the mix and the
+  /// right sides; `o` of the last two warps is the state's part of their tokens' results.
+  __device__ __forceinline__ void multiply(float (&d)[4][4]) {
+    const u32 first_row = warp_id() % 4 * 16;
+    const bool with_keys = warp_id() < 4;
 #pragma unroll 2
-    for (u32 i = 0; i < kDeltaSize; i += 4) {
-      float4 k[2];
-      float4 q[2];
-      float4 other[2];
-      float4 column[2];
+    for (u32 k = 0; k < kDeltaSize; k += 16) {
+      const SplitA a = first_factor(x_.rows, first_row, k);
 #pragma unroll
-      for (u32 j = 0; j < 2; ++j) {
-        k[j] = quad(&x_.keys[t0 + j][i]);
-        q[j] = quad(&x_.queries[t0 + j][i]);
-        other[j] = quad(&x_.keys[x + 16 * j][i]);
-      }
-      const float2 s0 = *reinterpret_cast<const float2*>(&x_.state[i][2 * x]);
-      const float2 s1 = *reinterpret_cast<const float2*>(&x_.state[i + 1][2 * x]);
-      const float2 s2 = *reinterpret_cast<const float2*>(&x_.state[i + 2][2 * x]);
-      const float2 s3 = *reinterpret_cast<const float2*>(&x_.state[i + 3][2 * x]);
-      column[0] = {s0.x, s1.x, s2.x, s3.x};
-      column[1] = {s0.y, s1.y, s2.y, s3.y};
-#pragma unroll
-      for (u32 a = 0; a < 2; ++a) {
-#pragma unroll
-        for (u32 b = 0; b < 2; ++b) {
-          add(kk[a][b], k[a], other[b]);
-          add(qk[a][b], q[a], other[b]);
-          add(ks[a][b], k[a], column[b]);
-          add(qs[a][b], q[a], column[b]);
+      for (u32 n = 0; n < 2; ++n) {
+        SplitB b[2];
+        if (with_keys) {
+          transposed_second_factors(x_.rows, 16 * n, k, b);
+        } else {
+          second_factors(x_.state, k, 16 * n, b);
         }
+        multiply_add(d[2 * n], a, b[0]);
+        multiply_add(d[2 * n + 1], a, b[1]);
       }
     }
+    const bool is_key = first_row < kChunkTokens;
 #pragma unroll
-    for (u32 a = 0; a < 2; ++a) {
-      const u32 t = t0 + a;
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 t = first_row % kChunkTokens + group() + 8 * half;
       const float log = x_.logs[t];
       const float beta = x_.betas[t];
+      const float decay = expf(log);
 #pragma unroll
-      for (u32 b = 0; b < 2; ++b) {
-        const u32 s = x + 16 * b;
-        const float weight = s <= t ? expf(log - x_.logs[s]) : 0.0F;
-        x_.mix[t][s] = weight * qk[a][b];
-        x_.solve[s][t] = s < t ? beta * weight * kk[a][b] : 0.0F;
-        float& change = x_.changes[t][2 * x + b];
-        change = beta * (change - expf(log) * ks[a][b]);
-        o[a][b] = expf(log) * qs[a][b];
+      for (u32 n = 0; n < 4; ++n) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+          const u32 s = 8 * n + pair() + i;
+          float& x = d[n][2 * half + i];
+          if (with_keys) {
+            const float weight = s <= t ? expf(log - x_.logs[s]) : 0.0F;
+            if (is_key) {
+              x_.solve[s][t] = s < t ? beta * weight * x : 0.0F;
+            } else {
+              x_.mix[t][s] = weight * x;
+            }
+          } else if (is_key) {
+            x_.sides[t][s] = beta * (x_.sides[t][s] - decay * x);
+          } else {
+            x *= decay;
+          }
+        }
       }
     }
   }
@@ -209,78 +305,78 @@ class DeltaChunks {
   __device__ __forceinline__ void solve() {
     float d[kChunkTokens];
 #pragma unroll
-    for (u32 t = 0; t < kChunkTokens; ++t) d[t] = x_.changes[t][lane_id()];
+    for (u32 t = 0; t < kChunkTokens; ++t) d[t] = x_.sides[t][lane_id()];
 #pragma unroll
     for (u32 s = 0; s + 1 < kChunkTokens; ++s) {
 #pragma unroll
       for (u32 t = s / 4 * 4; t < kChunkTokens; t += 4) {
-        const float4 a = quad(&x_.solve[s][t]);  // 0 where t <= s
+        const float4 a = *reinterpret_cast<const float4*>(&x_.solve[s][t]);  // 0 where t <= s
         d[t] = fmaf(-a.x, d[s], d[t]);
         d[t + 1] = fmaf(-a.y, d[s], d[t + 1]);
         d[t + 2] = fmaf(-a.z, d[s], d[t + 2]);
         d[t + 3] = fmaf(-a.w, d[s], d[t + 3]);
       }
     }
-    __syncwarp();
     const float end = x_.logs[kChunkTokens - 1];
 #pragma unroll
     for (u32 t = 0; t < kChunkTokens; ++t) {
-      x_.changes[t][lane_id()] = d[t];
-      x_.solve[t][lane_id()] = d[t] * expf(end - x_.logs[t]);
+      x_.changes.set(t, lane_id(), d[t]);
+      x_.weighted.set(t, lane_id(), d[t] * expf(end - x_.logs[t]));
     }
   }
 
-  /// Results before the norm, and their squares.
-  __device__ __forceinline__ void finish(u32 first, u32 place, u32 count, bool add_squares, float (&o)[2][2]) {
-    const u32 t0 = threadIdx.x / 16 * 2;
-    const u32 x = threadIdx.x % 16;
-#pragma unroll 2
-    for (u32 s = 0; s < kChunkTokens; s += 4) {
-      const float4 m0 = quad(&x_.mix[t0][s]);
-      const float4 m1 = quad(&x_.mix[t0 + 1][s]);
-      float4 column[2];
-      const float2 d0 = *reinterpret_cast<const float2*>(&x_.changes[s][2 * x]);
-      const float2 d1 = *reinterpret_cast<const float2*>(&x_.changes[s + 1][2 * x]);
-      const float2 d2 = *reinterpret_cast<const float2*>(&x_.changes[s + 2][2 * x]);
-      const float2 d3 = *reinterpret_cast<const float2*>(&x_.changes[s + 3][2 * x]);
-      column[0] = {d0.x, d1.x, d2.x, d3.x};
-      column[1] = {d0.y, d1.y, d2.y, d3.y};
+  /// By the last two warps, 16 tokens each: results before the norm, and their squares.
+  __device__ __forceinline__ void finish(u32 first, u32 place, u32 count, bool add_squares, float (&o)[4][4]) {
+    const u32 row = (warp_id() - 6) * 16;
 #pragma unroll
-      for (u32 b = 0; b < 2; ++b) {
-        add(o[0][b], m0, column[b]);
-        add(o[1][b], m1, column[b]);
+    for (u32 k = 0; k < kChunkTokens; k += 16) {
+      SplitA a;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        const float2 m = *reinterpret_cast<const float2*>(&x_.mix[row + group() + i % 2 * 8][k + pair() + i / 2 * 8]);
+        a.rounded[i] = pack_bf16(m.x, m.y);
+        a.rest[i] = pack_bf16(m.x - low_bf16(a.rounded[i]), m.y - high_bf16(a.rounded[i]));
+      }
+#pragma unroll
+      for (u32 n = 0; n < 2; ++n) {
+        SplitB b[2];
+        second_factors(x_.changes, k, 16 * n, b);
+        multiply_add(o[2 * n], a, b[0]);
+        multiply_add(o[2 * n + 1], a, b[1]);
       }
     }
 #pragma unroll
-    for (u32 a = 0; a < 2; ++a) {
-      const u32 t = t0 + a;
-      float squares = o[a][0] * o[a][0] + o[a][1] * o[a][1];
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 t = row + group() + 8 * half;
+      float squares = 0;
 #pragma unroll
-      for (u32 w = 1; w < 16; w *= 2) squares += __shfl_xor_sync(kAllLanes, squares, w);
+      for (u32 n = 0; n < 4; ++n) squares += o[n][2 * half] * o[n][2 * half] + o[n][2 * half + 1] * o[n][2 * half + 1];
+      squares += __shfl_xor_sync(kAllLanes, squares, 1);
+      squares += __shfl_xor_sync(kAllLanes, squares, 2);
       if (t >= count) continue;
-      if (x == 0) shared_.squares[place + t] = squares + (add_squares ? shared_.squares[place + t] : 0.0F);
-      float* to = head_.out + static_cast<u64>(first + t) * p_.num_value_heads * kDeltaSize + part_ * kDeltaColumns + 2 * x;
-      *reinterpret_cast<float2*>(to) = {o[a][0], o[a][1]};
+      if (pair() == 0) shared_.squares[place + t] = squares + (add_squares ? shared_.squares[place + t] : 0.0F);
+      float* to = head_.out + static_cast<u64>(first + t) * p_.num_value_heads * kDeltaSize + part_ * kDeltaColumns + pair();
+#pragma unroll
+      for (u32 n = 0; n < 4; ++n) *reinterpret_cast<float2*>(to + 8 * n) = {o[n][2 * half], o[n][2 * half + 1]};
     }
   }
 
   __device__ __forceinline__ void update() {
-    const u32 row = threadIdx.x / 8 * 4;
-    const u32 column = threadIdx.x % 8 * 4;
     const float decay = expf(x_.logs[kChunkTokens - 1]);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) state_[i] = {state_[i].x * decay, state_[i].y * decay, state_[i].z * decay, state_[i].w * decay};
-#pragma unroll 4
-    for (u32 s = 0; s < kChunkTokens; ++s) {
-      const float4 k = quad(&x_.keys[s][row]);
-      const float4 d = quad(&x_.solve[s][column]);
-      const float ks[4] = {k.x, k.y, k.z, k.w};
+    for (u32 n = 0; n < 4; ++n) {
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        state_[i].x = fmaf(ks[i], d.x, state_[i].x);
-        state_[i].y = fmaf(ks[i], d.y, state_[i].y);
-        state_[i].z = fmaf(ks[i], d.z, state_[i].z);
-        state_[i].w = fmaf(ks[i], d.w, state_[i].w);
+      for (u32 i = 0; i < 4; ++i) state_[n][i] *= decay;
+    }
+#pragma unroll
+    for (u32 t = 0; t < kChunkTokens; t += 16) {
+      const SplitA a = transposed_first_factor(x_.rows, t, 16 * warp_id());
+#pragma unroll
+      for (u32 n = 0; n < 2; ++n) {
+        SplitB b[2];
+        second_factors(x_.weighted, t, 16 * n, b);
+        multiply_add(state_[2 * n], a, b[0]);
+        multiply_add(state_[2 * n + 1], a, b[1]);
       }
     }
   }
@@ -291,12 +387,13 @@ class DeltaChunks {
   DeltaChunk& x_;
   DeltaHead head_;
   u32 part_ = 0;
-  float4 state_[4];
+  float state_[4][4];
   float4 q_[4];
   float4 k_[4];
   float4 v_;
-  float log_;
-  float beta_;
+  float a_;
+  float b_;
+  bool gated_;
 };
 
 }  // namespace metrale::cuda::decoder

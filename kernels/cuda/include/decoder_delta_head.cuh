@@ -68,14 +68,19 @@ inline constexpr u32 kDeltaThreads = 128;  // of a scan
 inline constexpr u32 kDeltaColumns = kDeltaSize / kDeltaBlocks;
 inline constexpr u32 kDeltaRanks = METRALE_CLUSTERS ? kDeltaBlocks : 1;
 
-struct DeltaShared {
+/// Tokens of a scan.
+struct DeltaStaged {
   float keys[kDeltaTokens][kDeltaSize];
   float queries[kDeltaTokens][kDeltaSize];
   float values[kDeltaTokens][kDeltaColumns];
   float out[kDeltaTokens][kDeltaColumns];
   float decays[kDeltaTokens];
   float betas[kDeltaTokens];
-  float products[kDeltaTokens];              // of query and key
+  float products[kDeltaTokens];  // of query and key
+};
+static_assert(sizeof(DeltaStaged) <= kDeltaScanBytes);
+
+struct DeltaShared {
   float squares[kDeltaSpan];                 // sums over this block's columns
   float inbox[2][kDeltaBlocks][kDeltaSpan];  // the same from all blocks; spans alternate
   // A step of one token: sums of squares of all the cluster's warps, and the barrier that counts them.
@@ -84,9 +89,9 @@ struct DeltaShared {
 };
 
 /// Norm and gate of this block's columns of tokens [first, first + count), of which `squares` has been filled; spans are counted
-/// from 0. `staged`: the tokens still are in shared memory.
+/// from 0. `staged`: the tokens, where they still are in shared memory, or null.
 __device__ __forceinline__ void delta_norm(const DeltaCall& c, const DeltaParams& p, const DeltaHead& head, DeltaShared& shared,
-                                           u32 rank, u32 first, u32 count, u32 span, bool staged) {
+                                           u32 rank, u32 first, u32 count, u32 span, const DeltaStaged* staged) {
   const u32 columns = kDeltaSize / kDeltaRanks;
   const u32 column = rank * kDeltaColumns + threadIdx.x % columns;
   const float weight = c.norm[column];
@@ -109,7 +114,7 @@ __device__ __forceinline__ void delta_norm(const DeltaCall& c, const DeltaParams
       const u32 at = t + i * rows;
       if (at >= count) break;
       gate[i] = gates[static_cast<u64>(at) * p.ld_z];
-      o[i] = staged ? shared.out[at][threadIdx.x % columns] : out[static_cast<u64>(at) * p.num_value_heads * kDeltaSize];
+      o[i] = staged ? staged->out[at][threadIdx.x % columns] : out[static_cast<u64>(at) * p.num_value_heads * kDeltaSize];
     }
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; ++i) {

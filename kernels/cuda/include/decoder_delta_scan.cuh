@@ -11,8 +11,8 @@ namespace metrale::cuda::decoder {
 /// keys and queries come 16 bytes at a time without bank conflicts.
 class DeltaColumns {
  public:
-  __device__ DeltaColumns(const DeltaCall& call, const DeltaParams& params, DeltaShared& shared, u32 head)
-      : c_(call), p_(params), shared_(shared), head_(DeltaHead::create(call, params, head)) {}
+  __device__ DeltaColumns(const DeltaCall& call, const DeltaParams& params, DeltaShared& shared, DeltaStaged& staged, u32 head)
+      : c_(call), p_(params), shared_(shared), staged_(staged), head_(DeltaHead::create(call, params, head)) {}
 
   __device__ void run(u32 rank) {
     load_state(rank);
@@ -27,7 +27,7 @@ class DeltaColumns {
         for (u32 t = 0; t < count; t += kDeltaTokens) tile(part, first + t, t, smaller(kDeltaTokens, count - t), part != rank);
         if (!loaded || first + count == p_.m) store_state(part);
       }
-      delta_norm(c_, p_, head_, shared_, rank, first, count, span, stays_staged());
+      delta_norm(c_, p_, head_, shared_, rank, first, count, span, stays_staged() ? &staged_ : nullptr);
     }
   }
 
@@ -54,7 +54,7 @@ class DeltaColumns {
     const u32 piece = threadIdx.x % 8;
     float sum = 0;
     if (t < count) {
-      const float4 o = reinterpret_cast<const float4*>(shared_.out[t])[piece];
+      const float4 o = reinterpret_cast<const float4*>(staged_.out[t])[piece];
       sum = o.x * o.x + o.y * o.y + o.z * o.z + o.w * o.w;
       float* to = head_.out + static_cast<u64>(first + t) * p_.num_value_heads * kDeltaSize + part * kDeltaColumns;
       if (!stays_staged()) reinterpret_cast<float4*>(to)[piece] = o;
@@ -89,13 +89,13 @@ class DeltaColumns {
       const float k_scale = rsqrtf(kk + 1e-6F);
       q = {q.x * q_scale, q.y * q_scale, q.z * q_scale, q.w * q_scale};
       k = {k.x * k_scale, k.y * k_scale, k.z * k_scale, k.w * k_scale};
-      reinterpret_cast<float4*>(shared_.queries[t])[lane_id()] = q;
-      reinterpret_cast<float4*>(shared_.keys[t])[lane_id()] = k;
-      shared_.values[t][lane_id()] = v;
+      reinterpret_cast<float4*>(staged_.queries[t])[lane_id()] = q;
+      reinterpret_cast<float4*>(staged_.keys[t])[lane_id()] = k;
+      staged_.values[t][lane_id()] = v;
       if (lane_id() == 0) {
-        shared_.decays[t] = decay;
-        shared_.betas[t] = beta;
-        shared_.products[t] = qk * q_scale * k_scale;
+        staged_.decays[t] = decay;
+        staged_.betas[t] = beta;
+        staged_.products[t] = qk * q_scale * k_scale;
       }
     }
   }
@@ -105,8 +105,8 @@ class DeltaColumns {
   __device__ void scan(u32 count) {
     const u32 quarter = lane_id() / 8;
     for (u32 t = 0; t < count; ++t) {
-      const float4* keys = reinterpret_cast<const float4*>(shared_.keys[t]) + quarter;
-      const float4* queries = reinterpret_cast<const float4*>(shared_.queries[t]) + quarter;
+      const float4* keys = reinterpret_cast<const float4*>(staged_.keys[t]) + quarter;
+      const float4* queries = reinterpret_cast<const float4*>(staged_.queries[t]) + quarter;
       float4 k[8];
       float by_key[2] = {};
       float by_query[2] = {};
@@ -131,9 +131,9 @@ class DeltaColumns {
       sum_query += __shfl_xor_sync(kAllLanes, sum_query, 8);
       sum_key += __shfl_xor_sync(kAllLanes, sum_key, 16);
       sum_query += __shfl_xor_sync(kAllLanes, sum_query, 16);
-      const float decay = shared_.decays[t];
-      const float change = (shared_.values[t][column()] - sum_key * decay) * shared_.betas[t];
-      if (quarter == 0) shared_.out[t][column()] = sum_query * decay + change * shared_.products[t];
+      const float decay = staged_.decays[t];
+      const float change = (staged_.values[t][column()] - sum_key * decay) * staged_.betas[t];
+      if (quarter == 0) staged_.out[t][column()] = sum_query * decay + change * staged_.products[t];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         state_[4 * i] = fmaf(k[i].x, change, state_[4 * i] * decay);
@@ -147,6 +147,7 @@ class DeltaColumns {
   const DeltaCall& c_;
   const DeltaParams& p_;
   DeltaShared& shared_;
+  DeltaStaged& staged_;
   DeltaHead head_;
   float state_[32];
 };

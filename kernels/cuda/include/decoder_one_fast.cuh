@@ -43,7 +43,6 @@ class FastKeys {
       wait_copies<0>();
       return;
     }
-    load_queries();
     float top = kMasked;
     float total = 0;
     float sums[head_dim / 16][4] = {};
@@ -106,7 +105,6 @@ class FastKeys {
   static constexpr int kStages = static_cast<int>(ring_bytes(head_dim) / (2 * kTileBytes));
   static constexpr u32 kRowPieces = kRowBytes / 16;
   static constexpr u32 kRowsAtOnce = kWarp / kRowPieces;
-  static constexpr bool kHoldsQueries = head_dim <= 128;  // in registers
 
   __device__ u32 key_stage(int stage) const { return ring_ + static_cast<u32>(stage) * 2 * kTileBytes; }
   __device__ u32 value_stage(int stage) const { return key_stage(stage) + kTileBytes; }
@@ -145,40 +143,36 @@ class FastKeys {
   }
 
   /// Queries as the first factor of scores: rows 0 to 7 of it are the heads, 8 to 15 what rounding took from them.
-  __device__ void load_query(int chunk, u32 (&q)[4]) const {
+  __device__ __forceinline__ void load_query(u32 chunk, u32 (&q)[4]) const {
     const u32 row = lane_id() % 16;
-    const u32 at = row * (head_dim + 8) + 16 * static_cast<u32>(chunk) + lane_id() / 16 * 8;
+    const u32 at = row * (head_dim + 8) + 16 * chunk + lane_id() / 16 * 8;
     load_matrices(shared_address(shared_ + layout_.queries) + 2 * at, q);
   }
-  __device__ void load_queries() {
-    if constexpr (kHoldsQueries) {
-#pragma unroll
-      for (int c = 0; c < head_dim / 16; ++c) load_query(c, queries_[c]);
-    }
-  }
 
-  /// Scores of head g with keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  /// Scores of head g with keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A batch of factors is on its way before the first product.
   __device__ __forceinline__ void score(u32 stage, float (&scores)[4]) const {
+    constexpr u32 kBatch = 2;  // times 32 elements
     float s[2][2][4] = {};
     const u32 lane = lane_id();
 #pragma unroll
-    for (int c = 0; c < head_dim / 32; ++c) {
-      u32 q[2][4];
+    for (u32 first = 0; first < head_dim / 32; first += kBatch) {
+      u32 q[kBatch][2][4];
+      u32 k[kBatch][2][4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if constexpr (kHoldsQueries) {
+      for (u32 c = 0; c < kBatch; ++c) {
+        load_query(2 * (first + c), q[c][0]);
+        load_query(2 * (first + c) + 1, q[c][1]);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) q[h][i] = queries_[2 * c + h][i];
-        } else {
-          load_query(2 * c + h, q[h]);
-        }
+        for (u32 j = 0; j < 2; ++j) load_matrices(stage + piece_at(8 * j + lane % 8, 4 * (first + c) + lane / 8), k[c][j]);
       }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        u32 k[4];
-        load_matrices(stage + piece_at(8 * static_cast<u32>(j) + lane % 8, 4 * static_cast<u32>(c) + lane / 8), k);
-        multiply_add(s[j][0], q[0][0], q[0][1], q[0][2], q[0][3], k[0], k[1]);
-        multiply_add(s[j][1], q[1][0], q[1][1], q[1][2], q[1][3], k[2], k[3]);
+      for (u32 c = 0; c < kBatch; ++c) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+#pragma unroll
+          for (u32 j = 0; j < 2; ++j)
+            multiply_add(s[j][h], q[c][h][0], q[c][h][1], q[c][h][2], q[c][h][3], k[c][j][2 * h], k[c][j][2 * h + 1]);
+        }
       }
     }
 #pragma unroll
@@ -202,12 +196,16 @@ class FastKeys {
     const u32 rest0 = pack_bf16(weights[0] - low_bf16(b0), weights[1] - high_bf16(b0));
     const u32 rest1 = pack_bf16(weights[2] - low_bf16(b1), weights[3] - high_bf16(b1));
     const u32 row = lane_id() / 16 * 8 + lane_id() % 8;
+    constexpr u32 kBatch = 4;  // on their way before the first product
 #pragma unroll
-    for (int i = 0; i < head_dim / 16; ++i) {
-      u32 v[4];
-      load_matrices_transposed(stage + piece_at(row, 2 * static_cast<u32>(i) + lane_id() / 8 % 2), v);
-      multiply_add(sums[i], v[0], v[1], v[2], v[3], b0, b1);
-      multiply_add(sums[i], v[0], v[1], v[2], v[3], rest0, rest1);
+    for (u32 first = 0; first < head_dim / 16; first += kBatch) {
+      u32 v[kBatch][4];
+#pragma unroll
+      for (u32 i = 0; i < kBatch; ++i) load_matrices_transposed(stage + piece_at(row, 2 * (first + i) + lane_id() / 8 % 2), v[i]);
+#pragma unroll
+      for (u32 i = 0; i < kBatch; ++i) multiply_add(sums[first + i], v[i][0], v[i][1], v[i][2], v[i][3], b0, b1);
+#pragma unroll
+      for (u32 i = 0; i < kBatch; ++i) multiply_add(sums[first + i], v[i][0], v[i][1], v[i][2], v[i][3], rest0, rest1);
     }
   }
 
@@ -241,7 +239,6 @@ class FastKeys {
   bool whole_tiles_;
   u32 ring_;
   u64 next_ = 0;  ///< Where the tile lies that is copied next.
-  u32 queries_[kHoldsQueries ? head_dim / 16 : 1][4];
 };
 
 }  // namespace metrale::cuda::decoder

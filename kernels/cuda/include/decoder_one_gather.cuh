@@ -68,12 +68,6 @@ __device__ inline bool has_quads(const OneCall& c, const RotateStoreParams& p) {
 
 __device__ inline float4 quad_at(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-__device__ inline uint2 pack_quad(float4 x) { return {pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)}; }
-/// What rounding took from `x`.
-__device__ inline uint2 pack_rest(float4 x, uint2 rounded) {
-  return {pack_bf16(x.x - low_bf16(rounded.x), x.y - high_bf16(rounded.x)),
-          pack_bf16(x.z - low_bf16(rounded.y), x.w - high_bf16(rounded.y))};
-}
 __device__ inline float4 scaled(float4 x, float by) { return {x.x * by, x.y * by, x.z * by, x.w * by}; }
 __device__ inline float4 scaled(float4 x, float by, float4 weight) {
   return {x.x * by * weight.x, x.y * by * weight.y, x.z * by * weight.z, x.w * by * weight.w};

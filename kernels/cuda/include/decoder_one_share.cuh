@@ -45,7 +45,8 @@ struct OneShare {
   bool keeps;  ///< This set is the one of its cache head that stores the step's key and value.
 
   /// False for a block that has nothing to do. Reads the step's header.
-  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch, u32 num_warps, u32 key_tile) {
+  __device__ bool find(const RotateStoreParams& p, const StepHeader* step, bool has_scratch, u32 head_dim, u32 num_warps,
+                       u32 key_tile) {
     const u32 sets = head_sets(p.num_heads, p.num_kv_heads);
     const u32 group = p.num_heads / p.num_kv_heads;
     units = p.num_kv_heads * sets;
@@ -60,7 +61,7 @@ struct OneShare {
     position = static_cast<u32>(step->position);
     tiles = position / key_tile + 1;
     warps = num_warps;
-    active = has_scratch ? smaller(clusters, position / cluster_keys(p.head_dim, warps) + 1) : 1;
+    active = has_scratch ? smaller(clusters, position / cluster_keys(head_dim, warps) + 1) : 1;
     rank = cluster_rank();
     blocks = active * kRanks;
     block = cluster * kRanks + rank;

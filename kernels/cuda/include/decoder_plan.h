@@ -64,10 +64,12 @@ constexpr std::uint32_t head_sets(std::uint32_t num_heads, std::uint32_t num_kv_
 
 /// Keys and values on their way to one warp of attend_one: one key tile of the larger head sizes, two of the smallest.
 constexpr std::uint32_t ring_bytes(std::uint32_t head_dim) noexcept { return head_dim > 128 ? 16384 : 8192; }
+/// Dynamic shared memory of a block on devices that have much of it: as much as the matrix kernels ask for.
+inline constexpr std::uint32_t kFullShared = 160 * 1024;
 /// Warps of a block that take keys. With these a block of the common head sizes runs beside one of the matrix kernels, which leave
 /// 66 KiB, and two blocks of any size run on one multiprocessor.
 constexpr std::uint32_t key_warps(std::uint32_t head_dim, std::uint32_t max_shared_bytes) noexcept {
-  return max_shared_bytes < 160 * 1024 ? 4 : head_dim > 128 ? 5 : 6;
+  return max_shared_bytes < kFullShared ? 4 : head_dim > 128 ? 5 : 6;
 }
 /// Keys for which another cluster joins in: as many as one has on their way at once.
 constexpr std::uint32_t cluster_keys(std::uint32_t head_dim, std::uint32_t num_key_warps) noexcept {
@@ -107,7 +109,7 @@ constexpr OneLayout one_layout(std::uint32_t head_dim, std::uint32_t num_key_war
 
 /// What the plan chose, of the shared memory that a launch has.
 constexpr std::uint32_t planned_key_warps(std::uint32_t head_dim, std::uint32_t shared_bytes) noexcept {
-  return key_warps(head_dim, shared_bytes > 4 * one_layout(head_dim, 4).end ? 160 * 1024 : 0);
+  return key_warps(head_dim, shared_bytes > 4 * one_layout(head_dim, 4).end ? kFullShared : 0);
 }
 
 // ---- launches ----
@@ -174,12 +176,14 @@ constexpr bool has_fast_delta(std::uint32_t key_dim, std::uint32_t value_dim) no
   return key_dim == 128 && value_dim == 128;
 }
 inline constexpr std::uint32_t kDeltaScanTokens = 32;  ///< Steps of more go by chunks.
+inline constexpr std::uint32_t kDeltaScanBytes = 21 * 1024;
 inline constexpr std::uint32_t kDeltaChunkThreads = 256;
-inline constexpr std::uint32_t kDeltaChunkBytes = 64 * 1024;
+inline constexpr std::uint32_t kDeltaChunkBytes = 80 * 1024;
 constexpr Plan plan_delta(const DeltaParams& p) noexcept {
   const std::uint32_t grid = kDeltaBlocks * p.num_value_heads;
-  if (has_fast_delta(p.key_dim, p.value_dim) && p.m > kDeltaScanTokens) return {grid, 1, kDeltaChunkThreads, kDeltaChunkBytes};
-  return {grid, 1, 128, 4 * (2 * p.key_dim + p.value_dim + 32)};
+  if (!has_fast_delta(p.key_dim, p.value_dim)) return {grid, 1, 128, 4 * (2 * p.key_dim + p.value_dim + 32)};
+  if (p.m <= kDeltaScanTokens) return {grid, 1, 128, kDeltaScanBytes};
+  return {grid, 1, kDeltaChunkThreads, kDeltaChunkBytes};
 }
 
 /// argmax and score.
