@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels of module "decoder" by themselves: right on ragged shapes (cuda_decoder_cases.h), and how long they take in a graph
-// of launches, as a decode step makes them. Needs a GPU and nothing of the library:
+// The CUDA kernels of module "decoder" by themselves: right on ragged shapes (cuda_decoder_cases.h), and how long they take in a
+// graph of launches, as a decode step makes them. Needs a GPU and nothing of the library:
 //   nvcc -std=c++20 -O2 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static -Iinclude -Ikernels/cuda
 //     -Ikernels/cuda/include benchmarks/kernels/cuda_decoder_bench.cu -o cuda_decoder_bench
 //   cuda_decoder_bench [check|time] [part of the names to time]

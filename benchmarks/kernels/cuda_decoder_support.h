@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What cuda_decoder_bench.cu and the headers of cuda_decoder_cases.h share: device buffers, launches, random data, comparison with a reference.
+// What cuda_decoder_bench.cu and the headers of cuda_decoder_cases.h share: device buffers, launches, random data, comparison with
+// a reference.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -213,8 +213,8 @@ class AttendTiles {
   float total_[2] = {0, 0};
 };
 
-/// 32 queries against 32 keys at a time in f32. Thread 16 r + t has rows 4 r to 4 r + 3, and of them scores of keys t and t + 16 and
-/// elements t + 16 i of the sums.
+/// 32 queries against 32 keys at a time in f32. Thread 16 r + t has rows 4 r to 4 r + 3, and of them scores of keys t and t + 16
+/// and elements t + 16 i of the sums.
 template <class T, int pieces>
 __device__ inline void attend_rows(const AttendCall& c, const AttendParams& p, const AttendShare& share, u32 sub, float* shared) {
   constexpr u32 kTile = 32;

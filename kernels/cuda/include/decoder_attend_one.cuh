@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of one token, as a cluster of blocks for each cache head (and set of its query heads): every warp takes keys here and
-// there over the whole context (decoder_one_fast.cuh, decoder_one_general.cuh), and decoder_one_join.cuh joins what they found. At short
-// context all that counts is the chain of one step after another: keys and values are on their way before the wait, and between the
-// wait and the result there are two barriers of the block and one message across the cluster.
+// there over the whole context (decoder_one_fast.cuh, decoder_one_general.cuh), and decoder_one_join.cuh joins what they found. At
+// short context all that counts is the chain of one step after another: keys and values are on their way before the wait, and
+// between the wait and the result there are two barriers of the block and one message across the cluster.
 #pragma once
 
 #include "decoder_one_fast.cuh"

@@ -169,8 +169,8 @@ __device__ inline void wait_copies() {
 }
 
 // ---- tensor cores ----
-/// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Lane 4 g + t gets elements 2 t and
-/// 2 t + 1 of row g of each, or, transposed, of column g.
+/// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Lane 4 g + t gets elements 2 t
+/// and 2 t + 1 of row g of each, or, transposed, of column g.
 __device__ inline void load_matrices(u32 address, u32 (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

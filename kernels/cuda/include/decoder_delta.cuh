@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gated delta rule and the gated norm behind it: one token, a few in turn, or many by chunks for heads of 128 x 128; any other size
-// by one block a head.
+// The gated delta rule and the gated norm behind it: one token, a few in turn, or many by chunks for heads of 128 x 128; any other
+// size by one block a head.
 #pragma once
 
 #include "decoder_delta_chunks.cuh"

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gated delta rule over many tokens, in chunks of kChunkTokens. With S the state before a chunk, c_t the sum of the logarithms of
-// its decays up to token t, and w_ts = exp(c_t - c_s), the changes d_t of the tokens solve
-//   d_t + beta_t sum_{s<t} w_ts (k_t k_s) d_s = beta_t (v_t - exp(c_t) k_t S),
-// what they give is o_t = exp(c_t) q_t S + sum_{s<=t} w_ts (q_t k_s) d_s, and the state becomes exp(c_end) S + sum_s w_(end,s) k_s d_s.
-// Differences of the c are at most 0 where they are used, so nothing grows. Of the sequence only a triangle of kChunkTokens remains,
-// which one warp solves in f32; the rest are products of small matrices, on tensor cores, each factor as the sum of two bf16 numbers
-// (the product of the two rests is left out: some 1e-5 of a term). The state itself stays in registers, in f32.
+// The gated delta rule over many tokens, in chunks of kChunkTokens. With S the state before a chunk, c_t the sum of the logarithms
+// of its decays up to token t, and w_ts = exp(c_t - c_s), the changes d_t of the tokens solve
+//   d_t + beta_t sum_{s<t} w_ts (k_t k_s) d_s = beta_t (v_t - exp(c_t) k_t S);
+// what the tokens give, and the state after them, are
+//   o_t = exp(c_t) q_t S + sum_{s<=t} w_ts (q_t k_s) d_s,    exp(c_end) S + sum_s w_(end,s) k_s d_s.
+// Differences of the c are at most 0 where they are used, so nothing grows. Of the sequence only a triangle of kChunkTokens
+// remains, which is solved in f32; the rest are products of small matrices, on tensor cores, each factor as the sum of two bf16
+// numbers (the product of the two rests is left out: some 1e-5 of a term). The state itself stays in registers, in f32.
 #pragma once
 
 #include "decoder_delta_head.cuh"
@@ -31,11 +32,17 @@ struct SplitMatrix {
     rounded[row][column] = bits;
     rest[row][column] = to_bf16(x - from_bf16(bits));
   }
-  /// Two elements from an even column on.
-  __device__ void set2(u32 row, u32 column, float x, float y) {
+  /// Elements from an even column on.
+  __device__ void set(u32 row, u32 column, float x, float y) {
     const u32 bits = pack_bf16(x, y);
     *reinterpret_cast<u32*>(&rounded[row][column]) = bits;
     *reinterpret_cast<u32*>(&rest[row][column]) = pack_bf16(x - low_bf16(bits), y - high_bf16(bits));
+  }
+  /// Elements from a column on that four divides.
+  __device__ void set(u32 row, u32 column, float4 x) {
+    const uint2 bits = pack_quad(x);
+    *reinterpret_cast<uint2*>(&rounded[row][column]) = bits;
+    *reinterpret_cast<uint2*>(&rest[row][column]) = pack_rest(x, bits);
   }
 };
 
@@ -61,10 +68,16 @@ struct SplitB {
   u32 rounded[2];
   u32 rest[2];
 };
-__device__ inline void multiply_add(float (&d)[4], const SplitA& a, const SplitB& b) {
-  multiply_add(d, a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b.rounded[0], b.rounded[1]);
-  multiply_add(d, a.rest[0], a.rest[1], a.rest[2], a.rest[3], b.rounded[0], b.rounded[1]);
-  multiply_add(d, a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b.rest[0], b.rest[1]);
+/// Four products with one first factor, in an order in which none waits for the one before.
+__device__ __forceinline__ void multiply_add(float (&d)[4][4], const SplitA& a, const SplitB (&b)[4]) {
+#pragma unroll
+  for (u32 n = 0; n < 4; ++n)
+    multiply_add(d[n], a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b[n].rounded[0], b[n].rounded[1]);
+#pragma unroll
+  for (u32 n = 0; n < 4; ++n) multiply_add(d[n], a.rest[0], a.rest[1], a.rest[2], a.rest[3], b[n].rounded[0], b[n].rounded[1]);
+#pragma unroll
+  for (u32 n = 0; n < 4; ++n)
+    multiply_add(d[n], a.rounded[0], a.rounded[1], a.rounded[2], a.rounded[3], b[n].rest[0], b[n].rest[1]);
 }
 
 // Fragments by `ldmatrix`: lane l gives the address of row l % 8 of matrix l / 8.
@@ -88,31 +101,35 @@ __device__ inline SplitA transposed_first_factor(const SplitMatrix<rows, stride>
   load_matrices_transposed(shared_address(&m.rest[r][c]), a.rest);
   return a;
 }
-__device__ inline void pair_of(const u32 (&rounded)[4], const u32 (&rest)[4], SplitB (&b)[2]) {
+/// Factors 2 n and 2 n + 1 of four.
+template <void (*load)(u32, u32 (&)[4]), u32 rows, u32 stride>
+__device__ __forceinline__ void set_pair(const SplitMatrix<rows, stride>& m, u32 r, u32 c, u32 n, SplitB (&b)[4]) {
+  u32 rounded[4];
+  u32 rest[4];
+  load(shared_address(&m.rounded[r][c]), rounded);
+  load(shared_address(&m.rest[r][c]), rest);
 #pragma unroll
-  for (u32 i = 0; i < 2; ++i) b[i] = {{rounded[2 * i], rounded[2 * i + 1]}, {rest[2 * i], rest[2 * i + 1]}};
+  for (u32 i = 0; i < 2; ++i) b[2 * n + i] = {{rounded[2 * i], rounded[2 * i + 1]}, {rest[2 * i], rest[2 * i + 1]}};
 }
-/// Rows [row, 16) and columns [column, 16) as two second factors, side by side.
+/// Rows [row, 16) of a matrix of 32 columns as four second factors, side by side.
 template <u32 rows, u32 stride>
-__device__ inline void second_factors(const SplitMatrix<rows, stride>& m, u32 row, u32 column, SplitB (&b)[2]) {
-  u32 rounded[4];
-  u32 rest[4];
-  const u32 r = row + lane_id() % 16;
-  const u32 c = column + lane_id() / 16 * 8;
-  load_matrices_transposed(shared_address(&m.rounded[r][c]), rounded);
-  load_matrices_transposed(shared_address(&m.rest[r][c]), rest);
-  pair_of(rounded, rest, b);
+__device__ inline void second_factors(const SplitMatrix<rows, stride>& m, u32 row, SplitB (&b)[4]) {
+#pragma unroll
+  for (u32 n = 0; n < 2; ++n) {
+    const u32 r = row + lane_id() % 16;
+    const u32 c = 16 * n + lane_id() / 16 * 8;
+    set_pair<load_matrices_transposed>(m, r, c, n, b);
+  }
 }
-/// The transpose of rows [row, 16) and columns [column, 16) as two second factors: one for each 8 rows.
+/// The transpose of the first 32 rows of columns [column, 16) as four second factors: one for each 8 rows.
 template <u32 rows, u32 stride>
-__device__ inline void transposed_second_factors(const SplitMatrix<rows, stride>& m, u32 row, u32 column, SplitB (&b)[2]) {
-  u32 rounded[4];
-  u32 rest[4];
-  const u32 r = row + lane_id() / 16 * 8 + lane_id() % 8;
-  const u32 c = column + lane_id() / 8 % 2 * 8;
-  load_matrices(shared_address(&m.rounded[r][c]), rounded);
-  load_matrices(shared_address(&m.rest[r][c]), rest);
-  pair_of(rounded, rest, b);
+__device__ inline void transposed_second_factors(const SplitMatrix<rows, stride>& m, u32 column, SplitB (&b)[4]) {
+#pragma unroll
+  for (u32 n = 0; n < 2; ++n) {
+    const u32 r = 16 * n + lane_id() / 16 * 8 + lane_id() % 8;
+    const u32 c = column + lane_id() / 8 % 2 * 8;
+    set_pair<load_matrices>(m, r, c, n, b);
+  }
 }
 
 class DeltaChunks {
@@ -212,17 +229,15 @@ class DeltaChunks {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       const u32 at = 4 * (piece + 8 * i);
-      x_.rows.set2(t, at, k_[i].x * k_scale, k_[i].y * k_scale);
-      x_.rows.set2(t, at + 2, k_[i].z * k_scale, k_[i].w * k_scale);
-      x_.rows.set2(kChunkTokens + t, at, q_[i].x * q_scale, q_[i].y * q_scale);
-      x_.rows.set2(kChunkTokens + t, at + 2, q_[i].z * q_scale, q_[i].w * q_scale);
+      x_.rows.set(t, at, float4{k_[i].x * k_scale, k_[i].y * k_scale, k_[i].z * k_scale, k_[i].w * k_scale});
+      x_.rows.set(kChunkTokens + t, at, float4{q_[i].x * q_scale, q_[i].y * q_scale, q_[i].z * q_scale, q_[i].w * q_scale});
     }
     *reinterpret_cast<float4*>(&x_.sides[t][4 * piece]) = v_;
 #pragma unroll
     for (u32 n = 0; n < 4; ++n) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half)
-        x_.state.set2(16 * warp_id() + group() + 8 * half, 8 * n + pair(), state_[n][2 * half], state_[n][2 * half + 1]);
+        x_.state.set(16 * warp_id() + group() + 8 * half, 8 * n + pair(), state_[n][2 * half], state_[n][2 * half + 1]);
     }
     if (warp_id() == 0) {
       float sum = gated_ ? c_.decay[head_.head] * softplus(a_ + c_.dt_bias[head_.head]) : 0.0F;
@@ -244,32 +259,28 @@ class DeltaChunks {
     float o[4][4] = {};
     multiply(o);
     __syncthreads();
-    if (warp_id() == 0) solve();
+    if (warp_id() < 4) solve();
     __syncthreads();
     if (warp_id() >= 6) finish(first, place, count, add_squares, o);
     update();
     __syncthreads();
   }
 
-  /// Warp w: rows [16 (w % 4), 16) of keys and queries, with all keys (w < 4) or with the state. Leaves the triangle, the mix and the
-  /// right sides; `o` of the last two warps is the state's part of their tokens' results.
+  /// Warp w: rows [16 (w % 4), 16) of keys and queries, with all keys (w < 4) or with the state. Leaves the triangle, the mix and
+  /// the right sides; `o` of the last two warps is the state's part of their tokens' results.
   __device__ __forceinline__ void multiply(float (&d)[4][4]) {
     const u32 first_row = warp_id() % 4 * 16;
     const bool with_keys = warp_id() < 4;
 #pragma unroll 2
     for (u32 k = 0; k < kDeltaSize; k += 16) {
       const SplitA a = first_factor(x_.rows, first_row, k);
-#pragma unroll
-      for (u32 n = 0; n < 2; ++n) {
-        SplitB b[2];
-        if (with_keys) {
-          transposed_second_factors(x_.rows, 16 * n, k, b);
-        } else {
-          second_factors(x_.state, k, 16 * n, b);
-        }
-        multiply_add(d[2 * n], a, b[0]);
-        multiply_add(d[2 * n + 1], a, b[1]);
+      SplitB b[4];
+      if (with_keys) {
+        transposed_second_factors(x_.rows, k, b);
+      } else {
+        second_factors(x_.state, k, b);
       }
+      multiply_add(d, a, b);
     }
     const bool is_key = first_row < kChunkTokens;
 #pragma unroll
@@ -301,27 +312,25 @@ class DeltaChunks {
     }
   }
 
-  /// By one warp, a column in each lane.
+  /// By the first four warps: lane 4 g + j of warp w has tokens 4 i + j of column 8 w + g. Each token's change in turn goes to the
+  /// other lanes of its column.
   __device__ __forceinline__ void solve() {
-    float d[kChunkTokens];
+    const u32 column = 8 * warp_id() + group();
+    const u32 j = lane_id() % 4;
+    float d[kChunkTokens / 4];
 #pragma unroll
-    for (u32 t = 0; t < kChunkTokens; ++t) d[t] = x_.sides[t][lane_id()];
+    for (u32 i = 0; i < kChunkTokens / 4; ++i) d[i] = x_.sides[4 * i + j][column];
 #pragma unroll
     for (u32 s = 0; s + 1 < kChunkTokens; ++s) {
+      const float change = __shfl_sync(kAllLanes, d[s / 4], lane_id() / 4 * 4 + s % 4);
 #pragma unroll
-      for (u32 t = s / 4 * 4; t < kChunkTokens; t += 4) {
-        const float4 a = *reinterpret_cast<const float4*>(&x_.solve[s][t]);  // 0 where t <= s
-        d[t] = fmaf(-a.x, d[s], d[t]);
-        d[t + 1] = fmaf(-a.y, d[s], d[t + 1]);
-        d[t + 2] = fmaf(-a.z, d[s], d[t + 2]);
-        d[t + 3] = fmaf(-a.w, d[s], d[t + 3]);
-      }
+      for (u32 i = s / 4; i < kChunkTokens / 4; ++i) d[i] = fmaf(-x_.solve[s][4 * i + j], change, d[i]);  // by 0 up to token s
     }
     const float end = x_.logs[kChunkTokens - 1];
 #pragma unroll
-    for (u32 t = 0; t < kChunkTokens; ++t) {
-      x_.changes.set(t, lane_id(), d[t]);
-      x_.weighted.set(t, lane_id(), d[t] * expf(end - x_.logs[t]));
+    for (u32 i = 0; i < kChunkTokens / 4; ++i) {
+      x_.changes.set(4 * i + j, column, d[i]);
+      x_.weighted.set(4 * i + j, column, d[i] * expf(end - x_.logs[4 * i + j]));
     }
   }
 
@@ -337,13 +346,9 @@ class DeltaChunks {
         a.rounded[i] = pack_bf16(m.x, m.y);
         a.rest[i] = pack_bf16(m.x - low_bf16(a.rounded[i]), m.y - high_bf16(a.rounded[i]));
       }
-#pragma unroll
-      for (u32 n = 0; n < 2; ++n) {
-        SplitB b[2];
-        second_factors(x_.changes, k, 16 * n, b);
-        multiply_add(o[2 * n], a, b[0]);
-        multiply_add(o[2 * n + 1], a, b[1]);
-      }
+      SplitB b[4];
+      second_factors(x_.changes, k, b);
+      multiply_add(o, a, b);
     }
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -371,13 +376,9 @@ class DeltaChunks {
 #pragma unroll
     for (u32 t = 0; t < kChunkTokens; t += 16) {
       const SplitA a = transposed_first_factor(x_.rows, t, 16 * warp_id());
-#pragma unroll
-      for (u32 n = 0; n < 2; ++n) {
-        SplitB b[2];
-        second_factors(x_.weighted, t, 16 * n, b);
-        multiply_add(state_[2 * n], a, b[0]);
-        multiply_add(state_[2 * n + 1], a, b[1]);
-      }
+      SplitB b[4];
+      second_factors(x_.weighted, t, b);
+      multiply_add(state_, a, b);
     }
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ways through the gated delta rule share: a value head, a token's gates, and the gated norm behind it. Columns of a head's
-// state do not touch each other, so kDeltaBlocks blocks of a cluster share a head and only the norm needs all of them.
+// What the ways through the gated delta rule share: a value head, a token's gates, and the gated norm behind it. Columns of a
+// head's state do not touch each other, so kDeltaBlocks blocks of a cluster share a head and only the norm needs all of them.
 #pragma once
 
 #include "decoder_common.cuh"

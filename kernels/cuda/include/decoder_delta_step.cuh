@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gated delta rule of one token. The state is in registers before the wait; after it no warp waits for another, but for the sum of
-// squares that the norm needs, which the blocks of the cluster send each other.
+// The gated delta rule of one token. The state is in registers before the wait; after it no warp waits for another, but for the sum
+// of squares that the norm needs, which the blocks of the cluster send each other.
 #pragma once
 
 #include "decoder_delta_head.cuh"

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Keys and values of a bf16 cache against up to eight query heads, on tensor cores, for head sizes of 64, 128 and 256. Queries and
-// weights are taken as the sum of two bf16 numbers each, so that nothing is lost but the cache's own rounding. Rows are copied whole,
-// by neighbouring lanes (pieces of rows by lanes far apart reach 3.1 of 4.4 TB/s), into a ring of each warp's own.
+// weights are taken as the sum of two bf16 numbers each, so that nothing is lost but the cache's own rounding. Rows are copied
+// whole, by neighbouring lanes (pieces of rows by lanes far apart reach 3.1 of 4.4 TB/s), into a ring of each warp's own.
 #pragma once
 
 #include "decoder_one_share.cuh"
 
 namespace metrale::cuda::decoder {
 
-/// One warp's way through its tiles of 16 keys. Piece p of 16 bytes of row r lies at p ^ (r % 8), so that the rows of a matrix are read
-/// from different banks.
+/// One warp's way through its tiles of 16 keys. Piece p of 16 bytes of row r lies at p ^ (r % 8), so that the rows of a matrix are
+/// read from different banks.
 template <int head_dim>
 class FastKeys {
  public:
@@ -188,8 +188,8 @@ class FastKeys {
     }
   }
 
-  /// Products of the transposed values, 16 elements at a time, with the weights: sums[i] are elements 16 i + g and, in its second half,
-  /// 16 i + g + 8, of heads 2 t and 2 t + 1.
+  /// Products of the transposed values, 16 elements at a time, with the weights: sums[i] are elements 16 i + g and, in its second
+  /// half, 16 i + g + 8, of heads 2 t and 2 t + 1.
   __device__ __forceinline__ void add_values(u32 stage, const float (&weights)[4], float (&sums)[head_dim / 16][4]) const {
     const u32 b0 = pack_bf16(weights[0], weights[1]);
     const u32 b1 = pack_bf16(weights[2], weights[3]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Before a token's attention: its queries, scaled, and in the block that takes the last keys its own key and value, as the cache holds
-// or will hold them, into shared memory; a warp for each. All loads of a row are on their way before the first is used.
+// Before a token's attention: its queries, scaled, and in the block that takes the last keys its own key and value, as the cache
+// holds or will hold them, into shared memory; a warp for each. All loads of a row are on their way before the first is used.
 #pragma once
 
 #include "decoder_one_share.cuh"
@@ -73,8 +73,8 @@ __device__ inline float4 scaled(float4 x, float by, float4 weight) {
   return {x.x * by * weight.x, x.y * by * weight.y, x.z * by * weight.z, x.w * by * weight.w};
 }
 
-/// One row on its way to shared memory, elements [4 l + 128 i, 4] of it in lane l. Queries are taken as the sum of two bf16 numbers each:
-/// [kHeadSet] rows rounded, then as many of what that left. All that does not depend on the predecessor is done in `prepare`,
+/// One row on its way to shared memory, elements [4 l + 128 i, 4] of it in lane l. Queries are taken as the sum of two bf16 numbers
+/// each: [kHeadSet] rows rounded, then as many of what that left. All that does not depend on the predecessor is done in `prepare`,
 /// before the wait.
 template <int head_dim, bool fused>
 class GatherRow {

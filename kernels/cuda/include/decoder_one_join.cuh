@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How what the warps of attend_one and rotate_attend found becomes a result: joined within the block, sent in chunks of 64 elements to
-// the blocks of the cluster that own them, joined there, and, where several clusters share a cache head, through scratch by the
+// How what the warps of attend_one and rotate_attend found becomes a result: joined within the block, sent in chunks of 64 elements
+// to the blocks of the cluster that own them, joined there, and, where several clusters share a cache head, through scratch by the
 // cluster that comes last. A chunk's sender says with the data itself that it is there, so that nothing but the data crosses the
 // cluster; each join sums in the same order every time.
 #pragma once

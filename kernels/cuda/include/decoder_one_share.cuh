@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a block of attend_one or rotate_attend takes of a step: its query heads, its keys, and where its warps leave what they found.
+// What a block of attend_one or rotate_attend takes of a step: its query heads, its keys, and where its warps leave what they
+// found.
 #pragma once
 
 #include "decoder_common.cuh"
@@ -25,8 +26,8 @@ struct OneCall {
 inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr u32 kRanks = METRALE_CLUSTERS ? kClusterBlocks : 1;
 
-/// A unit is a set of query heads of one cache head. Tiles of keys are dealt to the blocks of a unit in turn, and those of a block to
-/// its warps.
+/// A unit is a set of query heads of one cache head. Tiles of keys are dealt to the blocks of a unit in turn, and those of a block
+/// to its warps.
 struct OneShare {
   u32 units;
   u32 unit;

@@ -142,8 +142,8 @@ constexpr Plan plan_attend_one(const AttendParams& p, const Chip& chip) noexcept
           one_shared_bytes(p.head_dim, chip)};
 }
 
-/// Clusters that may share a cache head in rotate_attend: as many as the chip surely runs at once, two blocks a multiprocessor, where
-/// some multiprocessors are too few for a cluster. How many do is decided by the position.
+/// Clusters that may share a cache head in rotate_attend: as many as the chip surely runs at once, two blocks a multiprocessor,
+/// where some multiprocessors are too few for a cluster. How many do is decided by the position.
 constexpr std::uint32_t attend_clusters(std::uint32_t num_heads, std::uint32_t num_kv_heads, const Chip& chip) noexcept {
   const std::uint32_t at_once = chip.sm_count < 16 ? 1 : 2 * (chip.sm_count / kClusterBlocks - 1);
   return larger(1, smaller(kMostClusters, at_once / (num_kv_heads * head_sets(num_heads, num_kv_heads))));
@@ -154,8 +154,8 @@ constexpr Plan plan_rotate_attend(const RotateStoreParams& p, bool has_scratch, 
   return {kClusterBlocks * p.num_kv_heads * head_sets(p.num_heads, p.num_kv_heads) * clusters, 1, 32 * kOneWarps,
           one_shared_bytes(p.head_dim, chip)};
 }
-/// Scratch of rotate_attend: counters, then what each cluster found of each chunk of 64 elements. Zeroed once, when it is made; every
-/// launch leaves the counters at zero. Launches that may overlap need a scratch each.
+/// Scratch of rotate_attend: counters, then what each cluster found of each chunk of 64 elements. Zeroed once, when it is made;
+/// every launch leaves the counters at zero. Launches that may overlap need a scratch each.
 constexpr std::uint64_t attend_counters(std::uint32_t num_heads, std::uint32_t num_kv_heads, std::uint32_t head_dim) noexcept {
   return std::uint64_t{num_kv_heads} * head_sets(num_heads, num_kv_heads) * kHeadSet * divide_up(head_dim, 64);
 }
