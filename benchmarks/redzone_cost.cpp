@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// redzone_cost launch|alloc COUNT: so many launches of 8 arguments, or pairs of alloc and free, through the face with red zones off,
-// over hooks that do nothing. redzone_cost.sh counts their instructions.
+// redzone_cost launch|alloc COUNT: so many launches of 8 arguments, or pairs of alloc and free, through the face with red zones
+// off, over hooks that do nothing. redzone_cost.sh counts their instructions.
 #include <cstdio>
 #include <string_view>
 

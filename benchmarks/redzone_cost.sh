@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # benchmarks/redzone_cost.sh [BUILD_FOLDER]
-# What red zones cost while they are off: instructions of a launch and of alloc + free, counted by valgrind, in a build as it is and in
-# one that has none (METRALE_NO_REDZONES). Needs no GPU: the hooks below the face do nothing, so whatever the guards leave behind is as
-# large a share as it can be. Fails where the two differ by more than 1 %.
+# What red zones cost while they are off: instructions of a launch and of alloc + free, counted by valgrind, in a build as it is
+# and in one that has none (METRALE_NO_REDZONES). Needs no GPU: the hooks below the face do nothing, so whatever the guards leave
+# behind is as large a share as it can be. Fails where the two differ by more than 1 %.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:-$root/build/redzone_cost}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // LaunchTrace: finds the host value that changes between two passes over the same work. A captured graph replays the values of its
-// capture, so a pass whose launches differ from those of the pass before cannot be replayed for it. Attach one to a backend, mark the
-// same region in two passes, and read what differed. It holds its backend by reference, and is detached before either dies. It
+// capture, so a pass whose launches differ from those of the pass before cannot be replayed for it. Attach one to a backend, mark
+// the same region in two passes, and read what differed. It holds its backend by reference, and is detached before either dies. It
 // records what the thread that began a region enqueues; begin and end it on that thread.
 #pragma once
 
@@ -34,8 +34,8 @@ class LaunchTrace final : public Observer {
 
   /// Begins a region; one that is open is dropped.
   void begin();
-  /// Ends the region, compares its launches, device copies and fills with those of the region that ended before, and keeps it for the
-  /// next. Empty when there was none before.
+  /// Ends the region, compares its launches, copies and fills with those of the region that ended before, and keeps it for the next.
+  /// Empty when there was none before.
   /// Errors: invalid_argument (no region is open on this thread), out_of_memory (a record was lost; the region is dropped).
   Result<std::vector<Difference>> end_and_diff();
 

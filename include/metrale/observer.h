@@ -50,7 +50,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual void on_op(const OpRecord& record) noexcept = 0;
-  /// Every argument of an accepted typed launch, just before its `on_op`. Lifetime: `args` is gone at return. Does nothing by default.
+  /// Every argument of an accepted typed launch, just before its `on_op`. Does nothing by default.
+  /// Lifetime: `args` is gone at return.
   virtual void on_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 };
 

@@ -59,7 +59,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
                                                                        {"METRALE_SSM_TAIL_CKPT", "1"},
                                                                        {"METRALE_HOST_ISA", "avx2"},
                                                                        {"METRALE_HOST_THREADS", "3"},
-                                                                       {"METRALE_KERNEL_PATH", "/opt/kernels"}}));
+                                                                       {"METRALE_KERNEL_PATH", "my/kernels"}}));
   const Switches& s = parsed.values;
   EXPECT_EQ(s.redzone_bytes, 112u) << "rounded up to 16";
   EXPECT_EQ(s.redzone_fill, 171);
@@ -68,7 +68,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
   EXPECT_TRUE(s.unchecked && s.debug_sync_kernels && s.kv_poison && s.kv_trace && s.ssm_tail_ckpt);
   EXPECT_EQ(s.host_isa, "avx2");
   EXPECT_EQ(s.host_threads, 3u);
-  EXPECT_EQ(s.kernel_path, "/opt/kernels");
+  EXPECT_EQ(s.kernel_path, "my/kernels");
   for (const SwitchReport& r : parsed.report) EXPECT_EQ(r.source, "environment") << r.name;
   EXPECT_EQ(row(parsed, "METRALE_REDZONE").value, "112");
   EXPECT_EQ(row(parsed, "METRALE_UNCHECKED").value, "on");
