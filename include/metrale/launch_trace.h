@@ -34,8 +34,8 @@ class LaunchTrace final : public Observer {
 
   /// Begins a region; one that is open is dropped.
   void begin();
-  /// Ends the region, compares its launches, copies and fills with those of the region that ended before, and keeps it for the next.
-  /// Empty when there was none before.
+  /// Ends the region, compares its launches, copies and fills with those of the region that ended before, and keeps it for the
+  /// next. Empty when there was none before.
   /// Errors: invalid_argument (no region is open on this thread), out_of_memory (a record was lost; the region is dropped).
   Result<std::vector<Difference>> end_and_diff();
 
