@@ -133,7 +133,8 @@ def closing_line(_, output, __):
 def gtest(_, output, result):
     if result is None:
         return last_line(_, output, result)
-    return f"{result['tests'] - result['failures'] - result.get('disabled', 0)} of {result['tests']} passed, " \
+    ran = result["tests"] - result.get("disabled", 0)
+    return f"{ran - result['failures']} of {ran} passed, " \
            f"{output.count('[  SKIPPED ]')} lines of skips"
 
 

@@ -255,13 +255,23 @@ TEST_F(CudaModuleTest, AnyFailedCallLeavesNothingLoaded) {
 
 TEST_F(CudaModuleTest, UnloadingGoesOnAfterAFailureAndReportsIt) {
   Modules& modules = loaded();
+  // The first module, and once more.
   fake_.fail_call("cuModuleUnload", 1, CUDA_ERROR_UNKNOWN);
+  fake_.fail_call("cuModuleUnload", 2, CUDA_ERROR_UNKNOWN);
   const Result<> result = modules.unload();
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().native_code(), CUDA_ERROR_UNKNOWN);
   EXPECT_LE(fake_.live().modules, 1u);
-  EXPECT_EQ(fake_.num_calls("cuModuleUnload"), 2u);
+  EXPECT_EQ(fake_.num_calls("cuModuleUnload"), 3u);
   gave_back_in_vain_ = true;
+}
+
+TEST_F(CudaModuleTest, UnloadingTriesOnceMoreWhatTheDriverRefused) {
+  Modules& modules = loaded();
+  fake_.fail_call("cuModuleUnload", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_TRUE(modules.unload().has_value());
+  EXPECT_EQ(fake_.live().modules, 0u);
+  EXPECT_EQ(fake_.num_calls("cuModuleUnload"), 3u);
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ TEST(SwitchesTest, EmptyEnvironmentGivesTheDefaults) {
   EXPECT_EQ(s.host_isa, "");
   EXPECT_EQ(s.host_threads, 0u);
   EXPECT_EQ(s.kernel_path, "");
-  EXPECT_EQ(parsed.report.size(), 12u);
+  EXPECT_EQ(s.cuda_device, 0u);
+  EXPECT_EQ(parsed.report.size(), 13u);
   for (const SwitchReport& r : parsed.report) {
     EXPECT_EQ(r.source, "default") << r.name;
     EXPECT_FALSE(r.summary.empty());
@@ -59,6 +60,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
                                                                        {"METRALE_SSM_TAIL_CKPT", "1"},
                                                                        {"METRALE_HOST_ISA", "avx2"},
                                                                        {"METRALE_HOST_THREADS", "3"},
+                                                                       {"METRALE_CUDA_DEVICE", "1"},
                                                                        {"METRALE_KERNEL_PATH", "my/kernels"}}));
   const Switches& s = parsed.values;
   EXPECT_EQ(s.redzone_bytes, 112u) << "rounded up to 16";
@@ -68,6 +70,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
   EXPECT_TRUE(s.unchecked && s.debug_sync_kernels && s.kv_poison && s.kv_trace && s.ssm_tail_ckpt);
   EXPECT_EQ(s.host_isa, "avx2");
   EXPECT_EQ(s.host_threads, 3u);
+  EXPECT_EQ(s.cuda_device, 1u);
   EXPECT_EQ(s.kernel_path, "my/kernels");
   for (const SwitchReport& r : parsed.report) EXPECT_EQ(r.source, "environment") << r.name;
   EXPECT_EQ(row(parsed, "METRALE_REDZONE").value, "112");
@@ -97,7 +100,7 @@ TEST(SwitchesTest, ProcessReportListsEverySwitchOnce) {
   std::set<std::string_view> names;
   for (const SwitchReport& r : switch_report()) names.insert(r.name);
   EXPECT_EQ(names.size(), switch_report().size());
-  EXPECT_EQ(names.size(), 14u);
+  EXPECT_EQ(names.size(), 15u);
   EXPECT_TRUE(names.contains("METRALE_HERMETIC") && names.contains("METRALE_SSM_TAIL_MIDCHUNK"));
 }
 
