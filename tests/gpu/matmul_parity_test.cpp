@@ -57,11 +57,17 @@ class MatmulParity : public Parity {
     want().end_case();
   }
 
-  /// Shapes for a type: whole blocks, and for dense types also ragged ones.
+  /// Shapes for a type: whole blocks, and for dense types also ragged ones; few rows and many.
   static std::vector<Shape> shapes(DType dtype) {
-    if (dtype == DType::q4_k || dtype == DType::q6_k) return {{1, 256}, {37, 512}, {600, 1536}, {130, 4096}};
-    if (is_quantised(dtype)) return {{1, 32}, {37, 96}, {576, 576}, {130, 4096}};
-    return {{1, 32}, {37, 100}, {129, 70}, {576, 576}, {130, 4096}};
+    if (dtype == DType::q4_k || dtype == DType::q6_k) return {{600, 1536}, {1, 256}, {37, 512}, {130, 4096}, {3300, 256}};
+    if (is_quantised(dtype)) return {{576, 576}, {1, 32}, {37, 96}, {130, 4096}, {3300, 256}};
+    return {{576, 576}, {1, 32}, {37, 100}, {129, 70}, {130, 4096}, {3300, 256}};
+  }
+  /// What decides which kernel takes a product, and how.
+  static std::string kind_of(std::string_view test, DType dtype, std::uint32_t m, std::uint32_t n, std::uint32_t k) {
+    const char* rows = m == 1 ? "one row" : m <= 4 ? "few rows" : m <= 32 ? "some rows" : "many rows";
+    return fmt::format("{} {} {}{}{}", test, to_string(dtype), rows, n > 3000 ? ", many rows of W" : "",
+                       k % 8 != 0 ? ", ragged" : "");
   }
   static constexpr std::uint32_t kRows[] = {1, 2, 7, 8, 9, 33, 130};
 };
@@ -72,6 +78,7 @@ TEST_F(MatmulParity, Linear) {
   for (const DType dtype : host::matmul::kTypes) {
     for (const Shape shape : shapes(dtype)) {
       for (const auto& [m, with_residual] : kWays) {
+        if (!wanted(kind_of("linear", dtype, m, shape.n, shape.k))) continue;
         SCOPED_TRACE(fmt::format("{} {} rows, n {}, k {}, residual {}", to_string(dtype), m, shape.n, shape.k, with_residual));
         const Weights w = weights(dtype, shape.n, shape.k);
         const std::vector<float> x = normal(std::size_t{m} * shape.k, 2);
@@ -103,7 +110,7 @@ TEST_F(MatmulParity, LinearOfSeveralMatrices) {
     std::vector<std::uint32_t> n;
     std::uint32_t k;
   };
-  const Case cases[] = {
+  std::vector<Case> cases = {
       {{DType::bf16, DType::bf16, DType::bf16}, {576, 192, 192}, 576},
       {{DType::f32, DType::f32}, {37, 130}, 100},
       {{DType::f16, DType::f16, DType::f16, DType::f16}, {65, 1, 8, 8}, 192},
@@ -112,8 +119,14 @@ TEST_F(MatmulParity, LinearOfSeveralMatrices) {
       {{DType::q4_k, DType::q4_k, DType::q6_k}, {129, 40, 40}, 1024},
       {{DType::q4_0, DType::f32}, {64, 64}, 256},  // two classes: two launches
   };
+  for (const DType dtype : host::matmul::kTypes) {
+    cases.push_back({{dtype, dtype, dtype}, {150, 40, 33}, 512});
+    cases.push_back({{dtype, dtype, dtype}, {3001, 200, 100}, 256});
+  }
   for (const Case& c : cases) {
     for (const std::uint32_t m : kRows) {
+      const bool alike = std::equal(c.types.begin() + 1, c.types.end(), c.types.begin());
+      if (!wanted(kind_of(alike ? "alike" : "unlike", c.types[0], m, c.n[0], c.k))) continue;
       SCOPED_TRACE(fmt::format("{} {} rows, k {}", to_string(c.types[0]), m, c.k));
       std::vector<Weights> w;
       std::vector<std::vector<float>> bias;
@@ -145,6 +158,7 @@ TEST_F(MatmulParity, SwiGlu) {
   for (const DType dtype : host::matmul::kTypes) {
     for (const Shape shape : shapes(dtype)) {
       for (const std::uint32_t m : kRows) {
+        if (!wanted(kind_of("swiglu", dtype, m, shape.n, shape.k))) continue;
         SCOPED_TRACE(fmt::format("{} {} rows, n {}, k {}", to_string(dtype), m, shape.n, shape.k));
         const Weights gate = weights(dtype, shape.n, shape.k), up = weights(dtype, shape.n, shape.k);
         // Gates near one, where silu bends.
@@ -170,6 +184,7 @@ TEST_F(MatmulParity, Gather) {
   for (const DType dtype : host::matmul::kTypes) {
     for (const Shape shape : shapes(dtype)) {
       for (const std::uint32_t m : {1U, 3U, 50U}) {
+        if (!wanted(fmt::format("gather {}", to_string(dtype)))) continue;
         SCOPED_TRACE(fmt::format("{} n {}, k {}", to_string(dtype), shape.n, shape.k));
         const Weights w = weights(dtype, shape.n, shape.k);
         std::vector<std::int32_t> ids(m);

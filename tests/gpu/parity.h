@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -94,6 +95,15 @@ class Side {
   std::uint64_t used_ = 0;
   std::vector<Part> parts_;
 };
+
+/// Whether to run a case of this kind. METRALE_TEST_FEW=1 runs the first of each alone: for compute-sanitizer, under which all of
+/// them would take many minutes.
+inline bool wanted(const std::string& kind) {
+  static const char* set = std::getenv("METRALE_TEST_FEW");
+  static const bool few = set != nullptr && std::string_view(set) == "1";
+  static std::set<std::string> had;
+  return had.insert(kind).second || !few;
+}
 
 /// The worst that each kernel did, printed when the program ends.
 class ParityReport : public ::testing::Environment {
