@@ -16,6 +16,7 @@
 #include "bench/suites.h"
 #include "command.h"
 #include "metrale/backends.h"
+#include "metrale/switches.h"
 
 namespace metrale::cli {
 namespace {
@@ -64,12 +65,14 @@ Result<ExitCode> run(const Options& options) {
   backend_options.face.redzone_bytes = 0;
   backend_options.face.debug_sync_kernels = false;
   backend_options.host_kernels.push_back(bench::host_kernels());
+  const int device = static_cast<int>(switches().cuda_device);
+  backend_options.cuda_device = device;
   const auto backend = METRALE_TRY(open_backend(options.backend, backend_options));
-  const auto raw = METRALE_TRY(bench::open_raw_device(*backend, 0));
+  const auto raw = METRALE_TRY(bench::open_raw_device(*backend, device));
 
   bench::Options bench_options;
   if (options.quick || raw == nullptr) bench_options.scale = bench::Scale::small();
-  if (options.rounds != 0) bench_options.scale.rounds = options.rounds;
+  if (options.rounds != 0) bench_options.scale.rounds = bench_options.scale.most_rounds = options.rounds;
   bench_options.suites = options.suites.empty() ? suite_names() : options.suites;
   bench_options.model = options.model;
   bench_options.profile = options.profile;

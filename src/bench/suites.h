@@ -49,8 +49,9 @@ Result<Report> run_suites(GpuBackend& backend, RawDevice* raw, const Options& op
 /// Module "bench" for the host backend. Static.
 std::span<const host::HostKernel> host_kernels() noexcept;
 
-/// The raw side of `backend`, on its device and in its context; null for a backend of another name.
-/// Errors: unsupported (this build has no CUDA backend, or no module "bench"), and those of the driver.
+/// The raw side of the CUDA `backend`, on its device, which is `ordinal`, and in its context; null for a backend of another name.
+/// Errors: unsupported (no module "bench" in this build), invalid_argument (the backend is on another device), and those of the
+///   driver.
 Result<std::unique_ptr<RawDevice>> open_raw_device(GpuBackend& backend, int ordinal);
 
 }  // namespace metrale::bench

@@ -10,15 +10,6 @@ namespace metrale::cuda {
 
 namespace {
 
-std::string uuid_text(const CUuuid& uuid) {
-  std::string text;
-  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return text;
-}
-
 /// Keeps an object for ever: its end would touch the driver or a lock that another process's thread holds.
 template <class T>
 void abandon(T& object) {

@@ -132,4 +132,13 @@ Result<const Driver*> load_driver() {
   return state.answer;
 }
 
+std::string uuid_text(const CUuuid& uuid) {
+  std::string text;
+  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return text;
+}
+
 }  // namespace metrale::cuda

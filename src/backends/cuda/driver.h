@@ -30,7 +30,6 @@ inline constexpr int kMinimumDriver = 12040;
   X(cuDeviceGetName, 2000)                    \
   X(cuDeviceGetAttribute, 2000)               \
   X(cuDeviceGetUuid, 11040)                   \
-  X(cuDeviceTotalMem, 3020)                   \
   X(cuDeviceCanAccessPeer, 4000)              \
   X(cuDevicePrimaryCtxRetain, 7000)           \
   X(cuDevicePrimaryCtxRelease, 11000)         \
@@ -94,25 +93,20 @@ inline constexpr int kMinimumDriver = 12040;
   X(cuFuncGetAttribute, 2020)                 \
   X(cuFuncSetAttribute, 9000)                 \
   X(cuFuncGetParamInfo, 12040)                \
-  X(cuFuncIsLoaded, 12040)                    \
   X(cuFuncLoad, 12040)                        \
   X(cuLaunchKernel, 4000)                     \
   X(cuLaunchKernelEx, 11060)
 
 // Null where the driver lacks them.
-#define METRALE_CUDA_OPTIONAL(X)           \
-  X(cuMemcpyBatchAsync, 13000)             \
-  X(cuMemAllocAsync, 11020)                \
-  X(cuMemFreeAsync, 11020)                 \
-  X(cuDeviceGetDefaultMemPool, 11020)      \
-  X(cuMemPoolSetAttribute, 11020)          \
-  X(cuTensorMapEncodeTiled, 12000)         \
-  X(cuLogsRegisterCallback, 12090)         \
-  X(cuLogsUnregisterCallback, 12090)       \
-  X(cuKernelGetParamInfo, 12040)           \
-  X(cuGraphConditionalHandleCreate, 12030) \
-  X(cuGraphAddNode, 12030)                 \
-  X(cuStreamBeginCaptureToGraph, 12030)
+#define METRALE_CUDA_OPTIONAL(X)      \
+  X(cuMemcpyBatchAsync, 13000)        \
+  X(cuMemAllocAsync, 11020)           \
+  X(cuMemFreeAsync, 11020)            \
+  X(cuDeviceGetDefaultMemPool, 11020) \
+  X(cuMemPoolSetAttribute, 11020)     \
+  X(cuTensorMapEncodeTiled, 12000)    \
+  X(cuLogsRegisterCallback, 12090)    \
+  X(cuKernelGetParamInfo, 12040)
 
 struct Driver {
   // decltype of the name as cuda.h maps it, e.g. of cuMemAlloc_v2 for cuMemAlloc.
@@ -129,5 +123,8 @@ inline constexpr std::array<const char*, 2> kDriverNames{"libcuda.so.1", "libcud
 /// The process's driver, initialised; the first call loads it, and a failure is the answer to every later call too.
 /// Errors: unsupported (each name tried with the loader's words; an entry point is missing; too old; no device).
 Result<const Driver*> load_driver();
+
+/// "8a3f0c1e-…": a device's number as NVIDIA's own tools write it behind their "GPU-".
+std::string uuid_text(const CUuuid& uuid);
 
 }  // namespace metrale::cuda

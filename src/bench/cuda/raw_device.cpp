@@ -19,15 +19,6 @@ namespace {
 constexpr std::uint64_t kCounterBytes = 65'536;
 constexpr unsigned kNopThreads = 32;
 
-std::string format_uuid(const CUuuid& uuid) {
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return text;
-}
-
 }  // namespace
 
 Result<> CudaRawDevice::check(CUresult code, std::string_view what) const { return cuda::check(driver_, code, what); }
@@ -49,7 +40,7 @@ Result<> CudaRawDevice::open(std::span<const std::byte> module) {
   name_ = name.data();
   CUuuid uuid{};
   METRALE_TRY(check(driver_.cuDeviceGetUuid_(&uuid, device_), "cuDeviceGetUuid"));
-  uuid_ = format_uuid(uuid);
+  uuid_ = "GPU-" + cuda::uuid_text(uuid);
   METRALE_TRY(check(driver_.cuDevicePrimaryCtxRetain_(&context_, device_), "cuDevicePrimaryCtxRetain"));
   METRALE_TRY(enter());
   METRALE_TRY(check(driver_.cuModuleLoadDataEx_(&module_, module.data(), 0, nullptr, nullptr), "cuModuleLoadDataEx"));
@@ -92,6 +83,16 @@ CudaRawDevice::~CudaRawDevice() {
   if (stream_ != nullptr) driver_.cuStreamDestroy_(stream_);
   if (module_ != nullptr) driver_.cuModuleUnload_(module_);
   driver_.cuDevicePrimaryCtxRelease_(device_);
+}
+
+Result<> CudaRawDevice::check_shares_device(const GpuBackend& backend) const {
+  METRALE_TRY(enter());
+  const auto stream = reinterpret_cast<CUstream>(METRALE_TRY(backend.native_stream(backend.default_stream())));
+  CUcontext theirs = nullptr;
+  METRALE_TRY(check(driver_.cuStreamGetCtx_(stream, &theirs), "cuStreamGetCtx"));
+  if (theirs == context_) return {};
+  return Error(Errc::invalid_argument,
+               fmt::format("the driver would be measured on {}, and the backend is on another device", uuid_));
 }
 
 Result<CUfunction> CudaRawDevice::function(const char* name) const {
@@ -256,7 +257,9 @@ Result<std::unique_ptr<RawDevice>> open_raw_device(GpuBackend& backend, int ordi
   if (module == modules.end()) {
     return Error(Errc::unsupported, "this build has no CUDA kernels, so there is nothing to launch; build with nvcc");
   }
-  return std::unique_ptr<RawDevice>(METRALE_TRY(CudaRawDevice::create(*driver, ordinal, module->image)));
+  auto raw = METRALE_TRY(CudaRawDevice::create(*driver, ordinal, module->image));
+  METRALE_TRY(raw->check_shares_device(backend));
+  return std::unique_ptr<RawDevice>(std::move(raw));
 }
 
 }  // namespace metrale::bench

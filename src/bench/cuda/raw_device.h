@@ -25,6 +25,9 @@ class CudaRawDevice final : public RawDevice {
   CudaRawDevice& operator=(const CudaRawDevice&) = delete;
   ~CudaRawDevice() override;
 
+  /// Errors: invalid_argument (the backend is on another device: nothing measured here says anything of it).
+  Result<> check_shares_device(const GpuBackend& backend) const;
+
   std::string device_name() const override { return name_; }
   std::string uuid() const override { return uuid_; }
   int driver_version() const override { return driver_.version; }

@@ -189,12 +189,6 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   return call.code;
 }
 
-CUresult cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
-  Call call(kAnywhere);
-  if (const Device* found = find_device(call, device)) *bytes = found->options.total_bytes;
-  return call.code;
-}
-
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   Call call(kAnywhere);
   const Device* found = find_device(call, device);
@@ -221,9 +215,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = 1'980'000; break;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = 60 << 20; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = device + 1; break;
-    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: *value = options.managed_memory; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
@@ -241,7 +235,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
   Call call(kAnywhere);
-  if (find_device(call, device) != nullptr && find_device(call, peer) != nullptr) *can = device != peer;
+  const Device* from = find_device(call, device);
+  const Device* to = find_device(call, peer);
+  if (from != nullptr && to != nullptr) *can = from != to && from->options.reaches_peers && to->options.reaches_peers;
   return call.code;
 }
 

@@ -14,20 +14,6 @@
 
 namespace metrale::fake_cuda {
 
-namespace api {
-// Not there: their fields stay null, as with a driver that lacks them.
-CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle*, CUgraph, CUcontext, unsigned, unsigned) {
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-CUresult cuGraphAddNode(CUgraphNode*, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, std::size_t, CUgraphNodeParams*) {
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-CUresult cuStreamBeginCaptureToGraph(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, std::size_t,
-                                     CUstreamCaptureMode) {
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-}  // namespace api
-
 namespace {
 
 enum Index : int {
@@ -78,12 +64,31 @@ CUresult count(int function) {
   return code;
 }
 
+/// Lets the driver's own allocations succeed while it lives.
+class OwnHeap {
+ public:
+  OwnHeap() {
+    if (const State* state = current_state.load(); state != nullptr) fail_ = state->options.fail_allocation;
+    if (fail_ != nullptr) left_ = fail_(-1);
+  }
+  ~OwnHeap() {
+    if (fail_ != nullptr) fail_(left_);
+  }
+  OwnHeap(const OwnHeap&) = delete;
+  OwnHeap& operator=(const OwnHeap&) = delete;
+
+ private:
+  decltype(Options::fail_allocation) fail_ = nullptr;
+  std::int64_t left_ = -1;
+};
+
 template <int kIndex, auto kFunction, class T = decltype(kFunction)>
 struct Counted;
 
 template <int kIndex, auto kFunction, class... A>
 struct Counted<kIndex, kFunction, CUresult (*)(A...)> {
   static CUresult CUDAAPI call(A... arguments) {
+    const OwnHeap heap;
     const CUresult code = count(kIndex);
     return code == CUDA_SUCCESS ? kFunction(arguments...) : code;
   }
@@ -96,9 +101,6 @@ const cuda::Driver& make_table(int version) {
   METRALE_CUDA_REQUIRED(METRALE_FAKE_CUDA_FILL)
   METRALE_CUDA_OPTIONAL(METRALE_FAKE_CUDA_FILL)
 #undef METRALE_FAKE_CUDA_FILL
-  driver.cuGraphConditionalHandleCreate_ = nullptr;
-  driver.cuGraphAddNode_ = nullptr;
-  driver.cuStreamBeginCaptureToGraph_ = nullptr;
   driver.version = version;
   return driver;
 }
@@ -248,6 +250,13 @@ std::vector<std::string> FakeGpu::misuses() const {
 std::uint64_t FakeGpu::num_lazy_loads() const {
   const std::lock_guard lock(state_->mutex);
   return state_->num_lazy_loads;
+}
+
+std::vector<int> FakeGpu::stream_priorities() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<int> priorities;
+  state_->streams.for_each([&](const Stream& stream) { priorities.push_back(stream.priority); });
+  return priorities;
 }
 
 int FakeGpu::num_retains(int device) const {

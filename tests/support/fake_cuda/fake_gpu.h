@@ -35,6 +35,8 @@ struct DeviceOptions {
   int compute_capability = 90;  ///< As in sm_90.
   int num_multiprocessors = 4;
   bool integrated = false;
+  bool managed_memory = true;
+  bool reaches_peers = true;  ///< By address; without it the driver stages copies between devices.
 };
 
 struct Options {
@@ -46,6 +48,8 @@ struct Options {
   bool idle_forks_count = false;
   /// Kernel nodes name a CUkernel, as those of libraries do, instead of a CUfunction.
   bool nodes_have_kernels = false;
+  /// `test::fail_allocation` (support/failing_heap.h) where a test makes allocations fail: those of the driver itself do not.
+  std::int64_t (*fail_allocation)(std::int64_t n) noexcept = nullptr;
 };
 
 /// What was made through the driver and not given back.
@@ -117,6 +121,8 @@ class FakeGpu {
   std::vector<std::string> misuses() const;
   /// Kernels that were loaded by their first launch.
   std::uint64_t num_lazy_loads() const;
+  /// As the driver counts them, of the streams that are alive, oldest first.
+  std::vector<int> stream_priorities() const;
   /// Retains of the primary context of `device`.
   int num_retains(int device = 0) const;
   void set_total_memory(std::uint64_t bytes, int device = 0);

@@ -81,7 +81,7 @@ CUresult check_geometry(const Device& device, const Function& function, const CU
   const Dim3 c = attributes.cluster;
   if (c.count() != 1) {
     if (device.options.compute_capability < 90) return CUDA_ERROR_NOT_SUPPORTED;
-    if (c.count() == 0 || c.count() > 8) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    if (c.count() == 0 || c.count() > (function.allows_wide_clusters ? 16U : 8U)) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     if (config.gridDimX % c.x != 0 || config.gridDimY % c.y != 0 || config.gridDimZ % c.z != 0) return CUDA_ERROR_INVALID_VALUE;
   }
   if (attributes.cooperative) {
@@ -209,13 +209,6 @@ CUresult cuLogsRegisterCallback(CUlogsCallback fn, void* data, CUlogsCallbackHan
   state->log_callbacks.emplace(state->last_log_callback, State::LogCallback{fn, data});
   *handle = reinterpret_cast<CUlogsCallbackHandle>(state->last_log_callback);
   return CUDA_SUCCESS;
-}
-
-CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle handle) {
-  State* state = current_state.load();
-  if (state == nullptr) return CUDA_ERROR_DEINITIALIZED;
-  const std::lock_guard lock(state->log_mutex);
-  return state->log_callbacks.erase(reinterpret_cast<std::uintptr_t>(handle)) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace api

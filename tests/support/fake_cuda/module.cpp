@@ -208,6 +208,7 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
     if (value < 0 || value + function->static_shared_bytes > (227 << 10)) return CUDA_ERROR_INVALID_VALUE;
     function->max_dynamic_shared_bytes = value;
   }
+  if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) function->allows_wide_clusters = value != 0;
   return CUDA_SUCCESS;
 }
 
@@ -224,13 +225,6 @@ CUresult cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* o
 /// A CUkernel of the fake is its CUfunction.
 CUresult cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
   return api::cuFuncGetParamInfo(reinterpret_cast<CUfunction>(kernel), index, offset, bytes);
-}
-
-CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
-  Call call(kInContext);
-  const std::shared_ptr<Function> function = find_function(call, handle);
-  if (call) *state = function->is_loaded ? CU_FUNCTION_LOADING_STATE_LOADED : CU_FUNCTION_LOADING_STATE_UNLOADED;
-  return call.code;
 }
 
 CUresult cuFuncLoad(CUfunction handle) {

@@ -72,6 +72,11 @@ class Table {
     return object;
   }
   std::size_t size() const { return objects_.size(); }
+  /// Oldest first.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (const auto& [handle, object] : objects_) visit(*object);
+  }
   /// Takes out what `matches`.
   template <class Matches>
   std::vector<std::shared_ptr<T>> remove_if(Matches&& matches) {
@@ -106,6 +111,7 @@ struct Function {
   int static_shared_bytes = 0;
   int max_threads = 1024;
   int max_dynamic_shared_bytes = 48 << 10;
+  bool allows_wide_clusters = false;
   bool is_loaded = false;
   std::atomic<bool> is_unloaded{false};
   Context* context = nullptr;

@@ -35,7 +35,7 @@ class CudaSuites : public ::testing::Test {
     EXPECT_EQ(fake_.live().total(), 0U) << fake_.live().to_string();
   }
 
-  fake_cuda::FakeGpu fake_;
+  fake_cuda::FakeGpu fake_{{.devices = std::vector<fake_cuda::DeviceOptions>(2)}};
   cuda::ModuleImage module_ = fake_.add_module(kBenchModule, host_kernels());
 };
 
@@ -90,6 +90,20 @@ TEST_F(CudaSuites, ACopyThatTheDriverRefusesFailsItsSuiteAlone) {
     EXPECT_THAT(report->failures[0], HasSubstr("graph: "));
     EXPECT_GT(report->rows.size(), 0U);
     EXPECT_EQ(report->rows.back().suite, "launch");
+  }
+  expect_clean();
+}
+
+// METRALE_CUDA_DEVICE once moved the backend alone.
+TEST_F(CudaSuites, ARawSideOnAnotherDeviceThanTheBackendIsRefused) {
+  {
+    const auto device = backend();
+    const auto same = std::move(*raw());
+    EXPECT_TRUE(same->check_shares_device(*device).has_value());
+    const auto other = std::move(*CudaRawDevice::create(fake_.driver(), 1, module_.image));
+    const auto refused = other->check_shares_device(*device);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code(), Errc::invalid_argument);
   }
   expect_clean();
 }
