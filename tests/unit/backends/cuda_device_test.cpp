@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Devices that lack something, and what the backend asks of the driver for streams, clusters and shared memory.
+#include <atomic>
+#include <climits>
+
+#include "cuda_fixture.h"
+#include "metrale/backends/host.h"
+#include "support/heap_counter.h"
+
+namespace metrale::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// ---- devices ----
+
+class CudaOldDevice : public CudaCase {
+ protected:
+  CudaOldDevice() : CudaCase({.devices = {{.compute_capability = 80, .managed_memory = false}}}) {}
+};
+
+TEST_F(CudaOldDevice, SaysWhatItLacksBeforehandAndAsksNothingOfTheDriver) {
+  const StreamHandle s = stream();
+  const KernelHandle store = take(on().kernel("test", "store"));
+  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
+  for (const Capability c : {Capability::cluster_launch, Capability::dependent_launch, Capability::tensor_maps}) {
+    EXPECT_FALSE(on().capabilities().has(c)) << to_string(c);
+    EXPECT_THAT(std::string(on().capabilities().why_not(c)), HasSubstr("8.0")) << to_string(c);
+  }
+  EXPECT_EQ(calls([&] {
+              EXPECT_ERRC(on().launch_typed(store, {2, 1, 1}, {}, 0, s, args, {.cluster = {2, 1, 1}}), Errc::unsupported);
+              EXPECT_ERRC(on().launch_typed(store, {}, {}, 0, s, args, {.dependent_launch = true}), Errc::unsupported);
+              EXPECT_ERRC(on().tensor_map({}), Errc::unsupported);
+            }),
+            0U);
+  EXPECT_OK(on().launch_typed(store, {}, {}, 0, s, args));
+}
+
+TEST_F(CudaOldDevice, WithoutManagedMemoryGivesOrdinaryMemoryAndMarksIt) {
+  EXPECT_FALSE(on().capabilities().has(Capability::managed_memory));
+  DevicePtr ptr;
+  EXPECT_EQ(calls("cuMemAllocManaged", [&] { ptr = take(on().alloc_managed(64)); }), 0U);
+  EXPECT_EQ(on().live_allocations().at(0).kind, MemoryKind::managed);
+  take(on().free(ptr));
+}
+
+class CudaIntegrated : public CudaCase {
+ protected:
+  CudaIntegrated() : CudaCase({.devices = {{.total_bytes = 32 << 20, .integrated = true}}}) {}
+};
+
+TEST_F(CudaIntegrated, FreeMemoryIsTheHostsWhereThatIsMore) {
+  EXPECT_TRUE(on().shares_host_memory());
+  const std::uint64_t device_free = take(on().device_free_memory());
+  EXPECT_LE(device_free, std::uint64_t{32} << 20) << "the driver's figure alone";
+  EXPECT_GT(take(on().free_memory()), device_free) << "a machine that runs this has more than 32 MiB available";
+}
+
+class CudaDiscrete : public CudaCase {
+ protected:
+  CudaDiscrete() : CudaCase({.devices = {{.total_bytes = 32 << 20}}}) {}
+};
+
+TEST_F(CudaDiscrete, FreeMemoryNeverCountsTheHosts) {
+  EXPECT_FALSE(on().shares_host_memory());
+  EXPECT_EQ(take(on().free_memory()), take(on().device_free_memory()));
+  EXPECT_LE(take(on().free_memory()), std::uint64_t{32} << 20);
+}
+
+class CudaFarPeers : public CudaCase {
+ protected:
+  CudaFarPeers() : CudaCase({.devices = std::vector<fake_cuda::DeviceOptions>(2, {.reaches_peers = false})}) {}
+};
+
+TEST_F(CudaFarPeers, CopyThroughTheDriversStaging) {
+  auto peer = make(1);
+  const DevicePtr src = take(peer->alloc(64));
+  take(peer->memset(src, 0x5A, 64));
+  const StreamHandle s = stream();
+  const DevicePtr dst = block(64);
+  EXPECT_EQ(calls("cuCtxEnablePeerAccess", [&] { take(on().copy_peer_async(dst, *peer, src, 64, s)); }), 0U);
+  EXPECT_THAT(read_words(on(), dst, 16, s), ::testing::Each(0x5A5A5A5AU));
+  take(peer->free(src));
+}
+
+class CudaDevice : public CudaCase {};
+
+TEST_F(CudaDevice, CopiesFromAnotherKindOfDeviceThroughTheHost) {
+  const auto host = take(host::create());
+  const DevicePtr src = take(host->alloc(64));
+  take(host->memset(src, 0x5A, 64));
+  const StreamHandle s = stream();
+  const DevicePtr dst = block(64);
+  take(on().copy_peer_async(dst, *host, src, 64, s));
+  take(host->free(src));
+  EXPECT_THAT(read_words(on(), dst, 16, s), ::testing::Each(0x5A5A5A5AU));
+}
+
+// ---- streams ----
+
+TEST_F(CudaDevice, OurStreamsAndTheLegacyStreamDoNotHoldEachOther) {
+  constexpr std::chrono::seconds kPatience{20};
+  const cuda::Driver& driver = fake.driver();
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  std::atomic<bool> open{false};
+  const auto hold = [](void* flag) {
+    while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+  };
+  ASSERT_EQ(driver.cuLaunchHostFunc_(nullptr, hold, &open), CUDA_SUCCESS);
+  for (const StreamHandle ours : {s, on().default_stream()}) {
+    take(on().memset_async(ptr, 1, 64, ours));
+    EXPECT_OK(on().synchronize_for(ours, kPatience));
+  }
+  open = true;
+  ASSERT_EQ(driver.cuStreamSynchronize_(nullptr), CUDA_SUCCESS);
+  const Gate gate(on(), s);
+  ASSERT_EQ(driver.cuMemsetD8Async_(ptr.address, 2, 64, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(driver.cuStreamSynchronize_(nullptr), CUDA_SUCCESS);  // a wait for the gate would never end
+}
+
+TEST_F(CudaDevice, AHigherPriorityIsALowerNumberOfTheDriver) {
+  static_cast<void>(on());  // with its default stream
+  for (const int priority : {0, 2, 99, -3, INT_MIN, INT_MAX}) take(on().create_stream(priority));
+  EXPECT_THAT(fake.stream_priorities(), ElementsAre(0, 0, -2, -5, 0, 0, -5));
+}
+
+// ---- launches ----
+
+TEST_F(CudaDevice, WideClustersAreAllowedOnceForEachKernel) {
+  const StreamHandle s = stream();
+  const KernelHandle store = take(on().kernel("test", "store"));
+  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
+  const auto launch = [&](std::uint32_t blocks) {
+    return on().launch_typed(store, {blocks, 1, 1}, {}, 0, s, args, {.cluster = {blocks, 1, 1}});
+  };
+  EXPECT_EQ(calls("cuFuncSetAttribute", [&] { take(launch(8)); }), 0U) << "every device of its kind can run eight";
+  EXPECT_EQ(calls("cuFuncSetAttribute",
+                  [&] {
+                    for (int i = 0; i < 3; ++i) take(launch(16));
+                  }),
+            1U);
+  EXPECT_ERRC(launch(32), Errc::invalid_argument);
+  EXPECT_OK(on().health());
+}
+
+TEST_F(CudaDevice, ALaunchTouchesNoHeap) {
+  if (!kCountsHeapAllocations) GTEST_SKIP() << "this sanitizer keeps operator new for itself";
+  // The fake copies the arguments of a launch; one that does nothing leaves what the backend does.
+  cuda::Driver driver = fake.driver();
+  driver.cuLaunchKernel_ = [](auto...) { return CUDA_SUCCESS; };
+  driver.cuLaunchKernelEx_ = [](auto...) { return CUDA_SUCCESS; };
+  gpu = take(create(driver));
+  const StreamHandle s = stream();
+  const KernelHandle store = take(on().kernel("test", "store"));
+  DevicePtr ptr = block(64);
+  std::uint32_t value = 5;
+  std::array<void*, 2> params{&ptr, &value};
+  const std::array args{KernelArg::buffer(ptr), KernelArg::value(value)};
+  const auto launch = [&] {
+    take(on().launch_typed(store, {}, {}, 0, s, args));
+    take(on().launch_typed(store, {2, 1, 1}, {}, 0, s, args, {.cluster = {2, 1, 1}}));
+    take(on().launch(store, {}, {}, 0, s, params.data()));
+  };
+  launch();
+  const std::uint64_t before = num_heap_allocations();
+  for (int i = 0; i < 100; ++i) launch();
+  EXPECT_EQ(num_heap_allocations(), before);
+  gpu.reset();
+}
+
+TEST_F(CudaDevice, SharedMemoryIsOptedInWhenAKernelIsLoadedAndNotAtItsLaunches) {
+  const StreamHandle s = stream();
+  const KernelHandle store = take(on().kernel("test", "store"));
+  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
+  EXPECT_EQ(calls("cuFuncSetAttribute", [&] { take(on().launch_typed(store, {}, {}, 200 << 10, s, args)); }), 0U);
+  const auto refused = on().launch_typed(store, {}, {}, 300 << 10, s, args);
+  EXPECT_ERRC(refused, Errc::invalid_argument);
+  EXPECT_THAT(refused.error().to_string(), HasSubstr(std::to_string(227 << 10))) << "what it may ask for";
+}
+
+}  // namespace
+}  // namespace metrale::test
