@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 
 #include "metrale/models/synthetic.h"
@@ -9,67 +10,70 @@
 namespace metrale {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames{"llama-8b", "smollm2-135m", "hybrid-4b"};
+struct Shape {
+  std::string_view name;
+  ModelFamily family;
+  std::uint32_t vocab_size;
+  std::uint32_t hidden_size;
+  std::uint32_t intermediate_size;
+  std::uint32_t num_layers;
+  std::uint32_t attention_every;  ///< One layer in so many has attention, the last of them; the others are recurrent.
+  std::uint32_t num_heads;
+  std::uint32_t num_kv_heads;
+  std::uint32_t head_dim;
+  std::uint32_t max_position;
+  float rms_norm_eps;
+  bool tie_word_embeddings;
+  RopeConfig rope;
+  LinearAttentionConfig linear;
+};
 
-ModelConfig llama_8b() {
-  ModelConfig c;
-  c.vocab_size = 128256;
-  c.hidden_size = 4096;
-  c.intermediate_size = 14336;
-  c.num_layers = 32;
-  c.num_heads = 32;
-  c.num_kv_heads = 8;
-  c.head_dim = 128;
-  c.max_position = 131072;
-  c.rms_norm_eps = 1e-5F;
-  c.rope = {.theta = 500000.0,
-            .rotary_dim = 128,
-            .scaling = RopeScaling::llama3,
-            .factor = 8.0,
-            .low_freq_factor = 1.0,
-            .high_freq_factor = 4.0,
-            .original_max_position = 8192};
-  c.layers.assign(c.num_layers, LayerKind::full_attention);
-  return c;
-}
+constexpr RopeConfig kLlama31Rope{.theta = 5e5,
+                                  .rotary_dim = 128,
+                                  .scaling = RopeScaling::llama3,
+                                  .factor = 8.0,
+                                  .low_freq_factor = 1.0,
+                                  .high_freq_factor = 4.0,
+                                  .original_max_position = 8192};
+constexpr LinearAttentionConfig kDeltaNet{
+    .conv_kernel = 4, .num_key_heads = 16, .num_value_heads = 32, .key_head_dim = 128, .value_head_dim = 128};
 
-ModelConfig smollm2_135m() {
-  ModelConfig c;
-  c.vocab_size = 49152;
-  c.hidden_size = 576;
-  c.intermediate_size = 1536;
-  c.num_layers = 30;
-  c.num_heads = 9;
-  c.num_kv_heads = 3;
-  c.head_dim = 64;
-  c.max_position = 8192;
-  c.rms_norm_eps = 1e-5F;
-  c.rope.theta = 100000.0;
-  c.rope.rotary_dim = 64;
-  c.tie_word_embeddings = true;
-  c.layers.assign(c.num_layers, LayerKind::full_attention);
-  return c;
-}
+constexpr RopeConfig rope(double theta, std::uint32_t rotary_dim) { return {.theta = theta, .rotary_dim = rotary_dim}; }
 
-ModelConfig hybrid_4b() {
-  ModelConfig c;
-  c.family = ModelFamily::qwen3_5;
-  c.vocab_size = 151936;
-  c.hidden_size = 2560;
-  c.intermediate_size = 9728;
-  c.num_layers = 32;
-  c.num_heads = 16;
-  c.num_kv_heads = 4;
-  c.head_dim = 256;
-  c.max_position = 262144;
-  c.rms_norm_eps = 1e-6F;
-  c.rope.theta = 10000000.0;
-  c.rope.rotary_dim = 64;
-  c.tie_word_embeddings = true;
-  for (std::uint32_t i = 0; i < c.num_layers; ++i)
-    c.layers.push_back(i % 4 == 3 ? LayerKind::full_attention : LayerKind::linear_attention);
-  c.linear = {.conv_kernel = 4, .num_key_heads = 16, .num_value_heads = 32, .key_head_dim = 128, .value_head_dim = 128};
-  return c;
+using enum ModelFamily;
+// clang-format off
+constexpr Shape kShapes[] = {
+    //name           family   vocab   hidden MLP    layers, 1 in  heads, kv dim  context eps    tied   rope           recurrent
+    {"llama-8b",     llama,   128256, 4096,  14336, 32,     1,    32,    8, 128, 131072, 1e-5F, false, kLlama31Rope,  {}},
+    {"smollm2-135m", llama,   49152,  576,   1536,  30,     1,    9,     3, 64,  8192,   1e-5F, true,  rope(1e5, 64), {}},
+    {"hybrid-4b",    qwen3_5, 151936, 2560,  9728,  32,     4,    16,    4, 256, 262144, 1e-6F, true,  rope(1e7, 64), kDeltaNet},
+};
+// clang-format on
+
+constexpr auto kNames = [] {
+  std::array<std::string_view, std::size(kShapes)> names;
+  std::ranges::transform(kShapes, names.begin(), &Shape::name);
+  return names;
+}();
+
+ModelConfig config_of(const Shape& shape) {
+  ModelConfig config;
+  config.family = shape.family;
+  config.vocab_size = shape.vocab_size;
+  config.hidden_size = shape.hidden_size;
+  config.intermediate_size = shape.intermediate_size;
+  config.num_layers = shape.num_layers;
+  config.num_heads = shape.num_heads;
+  config.num_kv_heads = shape.num_kv_heads;
+  config.head_dim = shape.head_dim;
+  config.max_position = shape.max_position;
+  config.rms_norm_eps = shape.rms_norm_eps;
+  config.tie_word_embeddings = shape.tie_word_embeddings;
+  config.rope = shape.rope;
+  config.linear = shape.linear;
+  for (std::uint32_t layer = 1; layer <= shape.num_layers; ++layer)
+    config.layers.push_back(layer % shape.attention_every == 0 ? LayerKind::full_attention : LayerKind::linear_attention);
+  return config;
 }
 
 }  // namespace
@@ -77,9 +81,8 @@ ModelConfig hybrid_4b() {
 std::span<const std::string_view> model_shapes() noexcept { return kNames; }
 
 Result<ModelConfig> model_shape(std::string_view name) {
-  if (name == kNames[0]) return llama_8b();
-  if (name == kNames[1]) return smollm2_135m();
-  if (name == kNames[2]) return hybrid_4b();
+  const auto* shape = std::ranges::find(kShapes, name, &Shape::name);
+  if (shape != std::end(kShapes)) return config_of(*shape);
   return Error(Errc::not_found, fmt::format("no model shape \"{}\"; there are {}", name.substr(0, 40), fmt::join(kNames, ", ")));
 }
 
