@@ -83,8 +83,8 @@ struct KernelShare {
 struct Profile {
   std::string model;
   double step_us = 0;  ///< One token as it is generated, by the host's clock.
-  double launched_us =
-      0;                ///< The same step launch by launch, queued up beforehand, with an event after each: the sum of `kernels`.
+  /// The same step launch by launch, queued up beforehand, with an event after each: the sum of `kernels`.
+  double launched_us = 0;
   double event_us = 0;  ///< What an event costs by itself; a part of each launch.
   std::vector<KernelShare> kernels;
 };
