@@ -62,7 +62,7 @@ Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
     }
     METRALE_TRY(f.guard_enqueue(op.op, *record, site));
 
-    auto native = do_end_capture(record->native);
+    auto native = FaceState::caught(op.op, site, [&] { return do_end_capture(record->native); });
     std::optional<Capture> capture = f.close_capture(open->id);
     Undo drop_names([&] { f.drop_names(*capture); });
     if (!native) return Error(std::move(native).error());

@@ -11,6 +11,10 @@
 #include "metrale/op_cache.h"
 #include "support/failing_heap.h"
 #include "two_backends.h"
+#ifdef METRALE_WITH_CUDA
+#include "backends/cuda/cuda_backend.h"
+#include "support/fake_cuda/fake_gpu.h"
+#endif
 
 namespace metrale {
 namespace {
@@ -19,6 +23,9 @@ constexpr std::uint64_t kLarge = 100'000;
 
 /// A backend with one of everything that a call may need.
 struct Scene {
+#ifdef METRALE_WITH_CUDA
+  std::unique_ptr<fake_cuda::FakeGpu> fake;  ///< The driver of the CUDA backend.
+#endif
   std::unique_ptr<GpuBackend> backend;
   StreamHandle stream, captured;
   EventHandle event;
@@ -112,10 +119,7 @@ class NoMemory : public testing::TestWithParam<const char*> {
 
   Scene make() {
     Scene s;
-    host::Options options;
-    options.num_threads = 1;
-    options.memory_limit_bytes = 1 << 28;
-    s.backend = GetParam() == std::string_view("mock") ? test::make_mock() : test::make_host(options);
+    make_backend(s);
     GpuBackend& b = *s.backend;
     s.stream = b.create_stream().value();
     s.captured = b.create_stream().value();
@@ -132,6 +136,20 @@ class NoMemory : public testing::TestWithParam<const char*> {
     EXPECT_TRUE(b.launch_graph(s.graph, b.default_stream()).has_value());
     EXPECT_TRUE(b.synchronize_device().has_value());
     return s;
+  }
+
+  static void make_backend(Scene& s) {
+#ifdef METRALE_WITH_CUDA
+    if (GetParam() == std::string_view("cuda")) {
+      s.fake = std::make_unique<fake_cuda::FakeGpu>(fake_cuda::Options{.fail_allocation = test::fail_allocation});
+      s.backend = cuda::create_with_driver(s.fake->driver(), {}).value();
+      return;
+    }
+#endif
+    host::Options options;
+    options.num_threads = 1;
+    options.memory_limit_bytes = 1 << 28;
+    s.backend = GetParam() == std::string_view("mock") ? test::make_mock() : test::make_host(options);
   }
 
   /// Runs `call` with the n-th allocation failing, n = 0 and up, until none failed.
@@ -168,6 +186,9 @@ class NoMemory : public testing::TestWithParam<const char*> {
   }
 };
 METRALE_ON_BOTH_BACKENDS(NoMemory);
+#ifdef METRALE_WITH_CUDA
+INSTANTIATE_TEST_SUITE_P(FakeDriver, NoMemory, testing::Values("cuda"), test::backend_name);
+#endif
 
 TEST_P(NoMemory, NoCallThrowsWhicheverAllocationFails) {
   test::LogLines quiet;
