@@ -3,8 +3,10 @@
 """Runs what has to hold on a real GPU and writes one JSON about it. scripts/gpu_check.sh is how it is called.
 
 Each step has its own time limit, after which all its processes are ended, and a failed step never keeps the next one from running.
-The exit status is 1 when any step failed."""
+A step has failed when its command fails, when it runs into its limit, and when what it was to say is not in its output. The exit
+status is 1 when any step failed."""
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -16,27 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from gpu_steps import CASES, FEW_MODEL_TESTS, MODEL_TESTS, ROOT, SANITIZERS, findings, last_line, ratios, steps
+
 TAIL_CHARACTERS = 6000
-
-# Under compute-sanitizer everything is some ten to a hundred times slower, so it gets a part of the suite: what touches device
-# memory by kernels and copies. Left out are Faults, whose illegal accesses are meant, and what tests time, threads or the host.
-SANITIZED_CASES = "^(Alloc|Arena|Copy|CopyBatch|CopyBounds|CopyRectangle|Graphs|Kernels|Launch|Memset|OpCaches|Pool|Redzones)[.]"
-# Of the GPU tests: not the planted faults, and not what runs a model for long.
-SANITIZED_TESTS = "-GpuFaults.*:*Cycles*:*TenBackends*:*SmolLm2*:*TwoHundredTokens*:*HostDoes*"
-# A program of which the filter leaves nothing: planted faults and a hundred cycles.
-UNSANITIZED_PROGRAMS = ("gpu_lifecycle_test",)
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-SANITIZER_FAILED = 86  # an exit status of no program here
-
-
-class Step:
-    def __init__(self, name, command, limit, result=None, environment=None, summary=None, keep=()):
-        self.name, self.command, self.limit = name, command, limit
-        self.result = result  # the JSON file that the command writes
-        self.environment = environment or {}
-        self.summary = summary or (lambda step, output, result: "")
-        self.keep = keep  # further files to lay beside the JSON
 
 
 def without_paths(text, folder):
@@ -74,6 +58,9 @@ def commit(given):
     return head + ("-dirty" if first_line(["git", "-C", str(ROOT), "status", "--porcelain"]) else "")
 
 
+RUNNING = set()  # the children that are alive, for an interruption while several are
+
+
 def run(step, folder):
     """Runs one step; what there is to say of it."""
     log = folder / f"{step.name}.log"
@@ -82,6 +69,7 @@ def run(step, folder):
         with open(log, "wb") as output:
             child = subprocess.Popen(step.command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                      env=os.environ | step.environment, start_new_session=True)
+            RUNNING.add(child)
             try:
                 status = child.wait(step.limit)
             except subprocess.TimeoutExpired:
@@ -90,25 +78,37 @@ def run(step, folder):
             except BaseException:
                 end(child)
                 raise
+            finally:
+                RUNNING.discard(child)
     except OSError as error:
         log.write_text(str(error))
         status = None
     text = without_paths(log.read_text(errors="replace"), folder)
-    result = None
-    if step.result is not None:
-        try:
-            result = json.loads(step.result.read_text())
-        except (OSError, ValueError):
-            pass
+    result = result_of(step, text)
     try:
-        summary = step.summary(step, text, result)
+        summary, problem = step.read(text, result)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        summary = f"unreadable result: {error!r}"
+        summary, problem = last_line(text), f"unreadable result: {error!r}"
     if timed_out:
-        summary = f"ended after {step.limit} s; {summary}"
-    return {"name": step.name, "command": shown(step.command, folder), "environment": step.environment, "exit_code": status,
-            "timed_out": timed_out, "ok": status == 0 and not timed_out, "seconds": round(time.monotonic() - start, 2),
-            "limit_seconds": step.limit, "summary": summary, "result": result, "output_tail": text[-TAIL_CHARACTERS:]}
+        problem = f"ended after {step.limit} s"
+    elif status != 0:
+        problem = f"exit {status}" + (f", {problem}" if problem else "")
+    done = {"name": step.name, "command": shown(step.command, folder), "environment": step.environment, "exit_code": status,
+            "timed_out": timed_out, "ok": problem is None, "problem": problem, "seconds": round(time.monotonic() - start, 2),
+            "limit_seconds": step.limit, "summary": summary, "reduced": step.reduced, "result": result,
+            "output_tail": text[-TAIL_CHARACTERS:]}
+    found = findings(text)
+    return done | ({"findings": found} if found else {})
+
+
+def result_of(step, text):
+    """The JSON of a step: of the file that it writes, or the objects that it prints."""
+    try:
+        if step.lines:
+            return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return json.loads(step.result.read_text()) if step.result is not None else None
+    except (OSError, ValueError):
+        return None
 
 
 def end(child):
@@ -125,77 +125,102 @@ def end(child):
     return None  # not even killed: stuck in the driver
 
 
-def closing_line(_, output, __):
-    lines = re.findall(r"^\d+ passed, \d+ failed.*$", output, re.MULTILINE)
-    return lines[-1] if lines else "no closing line"
-
-
-def gtest(_, output, result):
-    if result is None:
-        return last_line(_, output, result)
-    ran = result["tests"] - result.get("disabled", 0)
-    return f"{ran - result['failures']} of {ran} passed, " \
-           f"{output.count('[  SKIPPED ]')} lines of skips"
-
-
-def last_line(_, output, __):
-    lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1].strip()[:100] if lines else "no output"
-
-
-def kernels(_, output, __):
-    at = output.find("{")
-    report = json.loads(output[at:]) if at >= 0 else {}
-    return f"{report['resolved']} resolved, {report['unresolved']} unresolved"
-
-
-def bench(_, output, result):
-    if result is None:
-        return last_line(_, output, result)
-    status = [row["status"] for row in result["rows"]]
-    return f"{status.count('goal')} at the goal, {status.count('met')} at the minimum, {status.count('missed')} missed" + \
-        (f", {len(result['failures'])} failed" if result.get("failures") else "")
-
-
-def sanitizer(_, output, __):
-    lines = re.findall(r"^=+ +((?:ERROR|RACECHECK) SUMMARY.*)$", output, re.MULTILINE)
-    return "; ".join(lines[-2:]) if lines else last_line(_, output, None)
-
-
-def steps(options, folder):
-    metgpu = options.programs / "metgpu"
-    required = {"METRALE_REQUIRE_BACKENDS": "cuda"}
-    tests = sorted(path for path in options.programs.glob("*_test") if os.access(path, os.X_OK))
-    yield Step("info", [metgpu, "info"], 60, summary=lambda *_: "")
-    yield Step("kernels", [metgpu, "kernels", "--backend", "cuda", "--check"], 60, summary=kernels)
-    yield Step("check", [metgpu, "check", "--backend", "cuda", "--json", folder / "check.json"], 300, folder / "check.json",
-               required, closing_line)
-    for test in tests:
-        result = folder / f"{test.name}.json"
-        yield Step(test.name, [test, f"--gtest_output=json:{result}", "--gtest_brief=1"], 240, result, required, gtest)
-    bench_json = folder / "bench.json"
-    words = [metgpu, "bench", "--json", bench_json, "--html", folder / "bench.html"]
-    words += ["--model", options.model] if options.model else []
-    yield Step("bench", words + options.bench_arguments.split(), 420, bench_json, {}, bench, (folder / "bench.html",))
-    if not options.sanitize:
-        return
-    tool = options.sanitizer or "compute-sanitizer"
-    for check in SANITIZERS:
-        words = [tool, "--tool", check, "--error-exitcode", str(SANITIZER_FAILED), "--target-processes", "all",
-                 "--print-limit", "20"]
-        if check == "memcheck":
-            words += ["--report-api-errors", "no"]  # the driver is asked for what modules may lack, and refuses it
-        yield Step(f"{check}-check", words + [metgpu, "check", "--backend", "cuda", "--filter", options.sanitize_filter], 300,
-                   environment=required, summary=sanitizer)
-        for test in [test for test in tests if test.name not in UNSANITIZED_PROGRAMS]:
-            yield Step(f"{check}-{test.name}", words + [test, "--gtest_brief=1", f"--gtest_filter={options.sanitize_tests}"], 300,
-                       environment=required, summary=sanitizer)
-
-
 def write(report, path):
     unfinished = path.with_suffix(".partial")
     unfinished.write_text(json.dumps(report, indent=1) + "\n")
     unfinished.replace(path)
+
+
+class Run:
+    """The steps of one run, and the report that grows with them."""
+
+    def __init__(self, options, report, path, folder):
+        self.options, self.report, self.path, self.folder = options, report, path, folder
+        self.start = time.monotonic()
+
+    def step(self, step):
+        options = self.options
+        if options.step_limit:
+            step.limit = min(step.limit, options.step_limit)
+        if options.limit:
+            left = int(options.limit - (time.monotonic() - self.start))
+            if left < 10:
+                return {"name": step.name, "command": shown(step.command, self.folder), "ok": False, "seconds": 0,
+                        "exit_code": None, "problem": "not run: the time for all steps was spent", "summary": "",
+                        "reduced": step.reduced}
+            step.limit = min(step.limit, left)
+        print(f"metrale: gpu check: {step.name}", file=sys.stderr, flush=True)
+        return run(step, self.folder)
+
+    def all(self, chosen):
+        """Steps that measure, each alone and in turn; then those that may run side by side."""
+        self.report["steps"] = [None] * len(chosen)
+        for place, step in enumerate(chosen):
+            if not step.beside:
+                self.add(place, step, self.step(step))
+        with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, self.options.jobs)) as pool:
+            running = {pool.submit(self.step, step): (place, step) for place, step in enumerate(chosen) if step.beside}
+            try:
+                for future in concurrent.futures.as_completed(running):
+                    self.add(*running[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in list(RUNNING):
+                    end(child)
+                raise
+
+    def add(self, place, step, done):
+        """Writes what is known, after each step, so that whatever ends this run leaves it."""
+        self.report["steps"][place] = done
+        for extra in step.keep:
+            if extra.exists():
+                (self.options.out / f"{self.path.stem}-{extra.name}").write_bytes(extra.read_bytes())
+        write(self.report | {"steps": [step for step in self.report["steps"] if step]}, self.path)
+
+
+def not_run(options, chosen):
+    """What this run leaves out of the whole, in words."""
+    names = {step.name for step in chosen}
+    if options.only:
+        yield f"all steps but {options.only}"
+    if not options.model and "gpu_decoder_test" in names:
+        yield "SmolLM2: no model was named; its tests are skipped, and bench has no figure of it as stored"
+    if not options.peers:
+        yield "peers: --peers was not given"
+    if not options.sanitize:
+        yield "compute-sanitizer: --sanitize was not given"
+
+
+def print_report(report):
+    found = report["device"]
+    print(f"\n{found.get('name') or 'no device that nvidia-smi knows'}, driver {found.get('driver_version')}, {report['date']}, "
+          f"commit {report['commit']}")
+    for done in report["steps"]:
+        print(f"  {'ok' if done['ok'] else 'FAILED':6} {done['name']:32} {done['seconds']:7.1f} s  "
+              f"{done['summary']}{'; ' + done['problem'] if done['problem'] else ''}")
+    for done in report["steps"]:
+        rows = done["result"]["rows"] if done["name"] == "bench" and done.get("result") else []
+        judged = [row for row in rows if row.get("minimum") is not None or row.get("goal") is not None]
+        if judged:
+            print(f"\n  {'figure':62} {'':9} {'minimum':>9} {'goal':>9}")
+        for row in judged:
+            limits = [f"{row[key]:9.4g}" if row.get(key) is not None else f"{'-':>9}" for key in ("minimum", "goal")]
+            print(f"  {row['name']:62} {row['figure']:9.4g} {limits[0]} {limits[1]}  {row['status']}")
+    if report["ratios"]:
+        print(f"\n  {'ours / peer':78} {'ours':>8} {'peer':>8} {'ratio':>6}")
+    for row in report["ratios"]:
+        print(f"  {row['what'] + ', ' + row['unit']:78} {row['ours']:8.1f} {row['peer']:8.1f} {row['ratio']:6.2f}")
+    for title, lines in (("reduced", [f"{done['name']}: {done['reduced']}" for done in report["steps"] if done.get("reduced")]),
+                         ("not run", report["not_run"])):
+        if lines:
+            print(f"\n  {title}:\n" + "\n".join(f"    {line}" for line in lines))
+    for done in report["steps"]:
+        if done["ok"]:
+            continue
+        for finding, count in done.get("findings", {}).items():
+            print(f"\n{done['name']}: {count} x {finding}")
+        if done.get("output_tail"):
+            print(f"\n---- {done['name']}, its last lines ----\n" + "\n".join(done["output_tail"].splitlines()[-15:]))
 
 
 def main():
@@ -212,9 +237,14 @@ def main():
     parser.add_argument("--bench-arguments", default="", help="further arguments of metgpu bench, in one word")
     parser.add_argument("--sanitize", action="store_true", help=f"also under compute-sanitizer: {', '.join(SANITIZERS)}")
     parser.add_argument("--sanitizer", help="the compute-sanitizer program, if it is not on the path")
-    parser.add_argument("--sanitize-filter", default=SANITIZED_CASES, help="conformance cases to sanitize (%(default)s)")
-    parser.add_argument("--sanitize-tests", default=SANITIZED_TESTS,
-                        help="GoogleTest filter of the GPU tests to sanitize (%(default)s)")
+    parser.add_argument("--sanitize-filter", help=f"conformance cases to sanitize ({CASES}; fewer under initcheck)")
+    parser.add_argument("--sanitize-tests", help="GoogleTest filter of the model tests to sanitize "
+                        f"({MODEL_TESTS} under memcheck, else {FEW_MODEL_TESTS})")
+    parser.add_argument("--jobs", type=int, default=4, help="sanitizer steps that run at the same time (%(default)s)")
+    parser.add_argument("--peers", action="store_true", help="also the peers: raw limits, cuBLASLt, torch.compile")
+    parser.add_argument("--peer-limit", type=int, default=240, help="seconds for each run of a PyTorch peer (%(default)s)")
+    parser.add_argument("--python", default="python3", help="a Python with torch and transformers (%(default)s)")
+    parser.add_argument("--nvcc", help="the compiler for the peers, if it is not on the path")
     options = parser.parse_args()
     options.programs = options.programs.resolve()
 
@@ -223,7 +253,9 @@ def main():
     chosen = [step for step in steps(options, folder) if not wanted or any(name.fullmatch(step.name) for name in wanted)]
     if options.list:
         for step in chosen:
-            print(f"{step.name:24} {step.limit:4} s  {shown(step.command, folder)}")
+            print(f"{step.name:32} {step.limit:4} s  {shown(step.command, folder)}")
+            if step.reduced:
+                print(f"{'':32}         {step.reduced}")
         folder.rmdir()
         return 0
     if not chosen:
@@ -233,44 +265,18 @@ def main():
     now = datetime.datetime.now(datetime.timezone.utc)
     built = commit(options.commit)
     report = {"date": now.strftime("%Y-%m-%dT%H:%M:%SZ"), "commit": built, "device": device(), "cores": os.cpu_count(),
-              "complete": False, "steps": []}
+              "complete": False, "not_run": list(not_run(options, chosen)), "ratios": [], "steps": []}
     name = options.name or f"gpu-check-{now.strftime('%Y%m%d-%H%M%S')}-{(built or 'unknown')[:10]}"
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{name}.json"
-    start = time.monotonic()
-    for step in chosen:
-        if options.step_limit:
-            step.limit = min(step.limit, options.step_limit)
-        if options.limit:
-            left = int(options.limit - (time.monotonic() - start))
-            if left < 10:
-                report["steps"].append({"name": step.name, "command": shown(step.command, folder), "ok": False, "seconds": 0,
-                                        "exit_code": None, "summary": "not run: the time for all steps was spent"})
-                continue
-            step.limit = min(step.limit, left)
-        print(f"metrale: gpu check: {step.name}", file=sys.stderr, flush=True)
-        done = run(step, folder)
-        report["steps"].append(done)
-        for extra in step.keep:
-            if extra.exists():
-                (options.out / f"{name}-{extra.name}").write_bytes(extra.read_bytes())
-        write(report, path)  # after each step, so that whatever ends this run leaves what is known
-    report["complete"] = True
-    report["device_after"] = device()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as an exception, so that steps end with this program
+    Run(options, report, path, folder).all(chosen)
+    report |= {"complete": True, "device_after": device(), "ratios": list(ratios(report))}
     write(report, path)
     for leftover in folder.iterdir():
         leftover.unlink()
     folder.rmdir()
-
-    found = report["device"]
-    print(f"\n{found.get('name') or 'no device that nvidia-smi knows'}, driver {found.get('driver_version')}, {report['date']}, "
-          f"commit {built}")
-    for done in report["steps"]:
-        print(f"  {'ok' if done['ok'] else 'FAILED':6} {done['name']:26} {done['seconds']:7.1f} s  exit {done['exit_code']!s:5} "
-              f"{done['summary']}")
-    for done in report["steps"]:
-        if not done["ok"] and done.get("output_tail"):
-            print(f"\n---- {done['name']}, its last lines ----\n" + "\n".join(done["output_tail"].splitlines()[-15:]))
+    print_report(report)
     print(f"\nwritten: {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
     return 0 if all(done["ok"] for done in report["steps"]) else 1
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # scripts/gpu_check.sh [PROGRAMS] [options of scripts/gpu_check.py]
-# Checks the CUDA backend on this machine's GPU: conformance, GPU tests, kernel list, bench, and with --sanitize compute-sanitizer.
+# Checks the CUDA backend on this machine's GPU: kernel list, conformance, GPU tests and bench; with --peers what others reach, in
+# the same run; with --sanitize the first three under compute-sanitizer's four tools. --list prints the steps, --only takes some.
 # Everything goes into one JSON in docs/evidence/ (--out names another folder), and a table is printed last.
 # PROGRAMS is a folder with metgpu and the GPU test programs, as the build preset gpu-programs leaves it in build/portable/gpu;
 # without it they are built first, which needs a CUDA toolkit. The programs need a driver and nothing else.

@@ -92,9 +92,11 @@ def run_alone(name, options):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = process.communicate(timeout=options.timeout)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return {"what": name, "failed": f"not done after {options.timeout} s; raise --timeout"}
     lines = out.strip().splitlines()
     if process.returncode != 0 or not lines:
@@ -115,6 +117,7 @@ def main():
         shape, _, mode = name.partition(":")
         if shape not in SHAPES or mode not in MODES:
             parser.error(f"'{name}' is no SHAPE:MODE")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as an exception, so that a run ends with this program
     failed = False
     for name in runs:
         shape, _, mode = name.partition(":")
