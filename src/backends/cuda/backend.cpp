@@ -36,8 +36,10 @@ CudaBackend::~CudaBackend() {
     abandon(context_);
     return;
   }
-  shutdown_from_destructor();
-  // Where the backend was never made whole, or its shutdown failed.
+  // Static objects may be destroyed after the driver, which took all it knew along.
+  CUcontext current = nullptr;
+  if (!is_gone(driver_.cuCtxGetCurrent_(&current))) shutdown_from_destructor();
+  // Where the driver has gone, the backend was never made whole, or its shutdown failed.
   do_shutdown();
 }
 

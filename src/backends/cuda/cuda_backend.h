@@ -167,10 +167,11 @@ class CudaBackend final : public GpuBackend {
   // ---- what goes back (release.cpp) ----
   /// Gives back at once where nothing is in flight, otherwise once this backend's work so far has passed.
   Result<> part_with(Parting parting);
-  /// Runs `part` with the context current; where that fails the thing is kept.
+  /// Runs `part` with the context current; where that fails the thing is kept. After the driver there is nobody to give it to.
   template <class Part>
   Result<> part_in_context(Parting parting, Part&& part) {
     if (Result<> current = context_->make_current(); !current) {
+      if (is_gone(static_cast<CUresult>(current.error().native_code()))) return {};
       parting.until_shutdown = !waits_for_device(parting.kind);
       keep_for_later(std::move(parting));
       return current;

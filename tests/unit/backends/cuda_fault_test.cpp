@@ -2,6 +2,7 @@
 //
 // Errors of the driver: what they are called, which of them lose the device, and what is still done then.
 #include "cuda_fixture.h"
+#include "metrale/log.h"
 
 namespace metrale::test {
 namespace {
@@ -120,6 +121,34 @@ TEST_F(CudaFault, ACreationThatFailsLeavesNothing) {
     ASSERT_FALSE(HasFailure()) << fake.failed_function();
     fake.clear_failures();
   }
+}
+
+// Static objects may be destroyed after the driver: then its functions answer CUDA_ERROR_DEINITIALIZED, whatever is asked.
+TEST(CudaExit, WhatIsReleasedAfterTheDriverHasGoneIsNoFailure) {
+  auto fake = std::make_unique<fake_cuda::FakeGpu>();
+  ASSERT_EQ(fake->driver().cuInit_(0), CUDA_SUCCESS);
+  auto gpu = take(cuda::create_with_driver(fake->driver(), {}));
+  const StreamHandle s = take(gpu->create_stream());
+  const EventHandle event = take(gpu->create_event());
+  const DevicePtr ptr = take(gpu->alloc(64));
+  const auto pinned = take(gpu->alloc_host_pinned(64));
+  take(gpu->begin_capture(s));
+  take(gpu->memset_async(ptr, 1, 64, s));
+  const GraphHandle graph = take(gpu->end_capture(s));
+  take(gpu->alloc(64));  // for the sweep
+  fake.reset();
+  std::string logged;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    if (level == LogLevel::error) logged += line;
+  });
+  EXPECT_OK(gpu->destroy_graph(graph));
+  EXPECT_OK(gpu->free(ptr));
+  EXPECT_OK(gpu->free_host_pinned(pinned.data(), pinned.size()));
+  EXPECT_OK(gpu->destroy_event(event));
+  EXPECT_OK(gpu->destroy_stream(s));
+  gpu.reset();
+  set_log_sink({});
+  EXPECT_EQ(logged, "");
 }
 
 }  // namespace
