@@ -204,11 +204,12 @@ class GpuBackend : public BackendHooks {
   /// Enqueues a copy to the device. Lifetime: `src` may be reused at return, wherever it lives;
   /// while capturing, the graph keeps the bytes.
   Result<> copy_h2d_async(DevicePtr dst, std::span<const std::byte> src, StreamHandle stream, Site site = Site::current());
-  /// Enqueues a copy to the device without adding a wait. Lifetime: the caller keeps `src` unchanged until the stream's next
-  /// synchronisation. Pageable sources may block in the driver and are counted; while capturing only pinned memory is taken.
+  /// Enqueues a copy to the device without adding a wait. Pageable sources may block in the driver and are counted.
+  /// Lifetime: the caller keeps `src` unchanged until the stream's next synchronisation; a graph reads it at each replay.
+  /// Errors: out_of_range, capture_unsafe (pageable memory while `stream` is captured).
   Result<> copy_h2d_async_retained(DevicePtr dst, std::span<const std::byte> src, StreamHandle stream, Site site = Site::current());
-  /// Enqueues a copy to the host without adding a wait. Lifetime: `dst` is valid after the stream's next synchronisation. Pageable
-  /// destinations may block, are counted and warned of once; while capturing only pinned memory is taken.
+  /// Enqueues a copy to the host without adding a wait. Pageable destinations may block, are counted and warned of once.
+  /// Lifetime: `dst` is valid after the stream's next synchronisation. Errors: as `copy_h2d_async_retained`.
   Result<> copy_d2h_async(std::span<std::byte> dst, DevicePtr src, StreamHandle stream, Site site = Site::current());
   /// Enqueues a copy within the device.
   Result<> copy_d2d_async(DevicePtr dst, DevicePtr src, std::uint64_t bytes, StreamHandle stream, Site site = Site::current());
@@ -237,8 +238,10 @@ class GpuBackend : public BackendHooks {
   /// Returns at once; pending work completes. The default stream: invalid_argument. Captured: capture_unsafe. Null is a no-op.
   Result<> destroy_stream(StreamHandle stream, Site site = Site::current());
   /// Takes another library's stream; destroying the handle leaves the stream alone. Handles of one stream are captured together.
+  /// Lifetime: the stream's owner keeps it until the handle is destroyed.
+  /// Errors: invalid_argument (0; on CUDA also one of the driver's default streams, and a stream of another context).
   Result<StreamHandle> wrap_stream(std::uint64_t native, Site site = Site::current());
-  /// The driver's own handle, for libraries that need it.
+  /// The driver's own handle, for libraries that need it. Lifetime: as long as the stream.
   Result<std::uint64_t> native_stream(StreamHandle stream, Site site = Site::current()) const;
   /// Waits for all work enqueued on `stream` before. Refused on a captured stream. May report earlier faults.
   Result<> synchronize(StreamHandle stream, Site site = Site::current());
@@ -309,10 +312,11 @@ class GpuBackend : public BackendHooks {
   Result<bool> has_module(std::string_view module, Site site = Site::current());
   /// Enqueues a kernel over `grid` blocks of `block` threads.
   /// Typed arguments are compared with the kernel's signature at every launch.
+  /// Units: `shared_bytes` of dynamic shared memory for each block, up to what the device has: nothing is to be opted in before.
   /// Lifetime: arguments are read during the call; the memory that buffers point to must outlive the work.
   /// Errors: invalid_argument (zero dimension, of a cluster too; more threads in all than 64 bits count; wrong count or size of
-  ///   arguments: names kernel, index, both sizes; over 4 KiB in all; dependent launch of a kernel that does not wait),
-  ///   unsupported (attribute).
+  ///   arguments: names kernel, index, both sizes; over 4 KiB in all; dependent launch of a kernel that does not wait; on
+  ///   CUDA also more threads, shared memory or cluster than the kernel can have), unsupported (attribute).
   Result<> launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
                         std::span<const KernelArg> args, const LaunchAttributes& attributes = {}, Site site = Site::current());
   /// The raw form: `params` holds one pointer for each parameter. Nothing about them is checked, and no memory is named.

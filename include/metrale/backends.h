@@ -23,7 +23,7 @@ namespace metrale {
 /// What a backend of the table is created with.
 struct BackendOptions {
   FaceOptions face;
-  /// Threads of the host backend; 0: METRALE_HOST_THREADS, else one for each core.
+  /// As `host::Options::num_threads`.
   std::uint32_t host_threads = 0;
   /// Kernel tables of the host backend; they outlive it.
   std::vector<std::span<const host::HostKernel>> host_kernels;

@@ -20,12 +20,10 @@
 #include "metrale/backend.h"
 #include "metrale/kernel_args.h"
 #include "metrale/result.h"
+#include "metrale/tensor_map.h"
 #include "metrale/types.h"
 
 namespace metrale {
-
-/// Bytes of a tensor map (CUtensorMap).
-inline constexpr std::size_t kTensorMapBytes = 128;
 
 class Launch {
  public:
@@ -42,7 +40,7 @@ class Launch {
   Launch& cooperative() noexcept { return attributes_.cooperative = true, *this; }
   Launch& dependent() noexcept { return attributes_.dependent_launch = true, *this; }
 
-  /// Each adds one argument, in order, at its true width.
+  /// Each adds one argument, in order, at its true width. A tensor map may also be another library's CUtensorMap.
   Launch& arg_ptr(DevicePtr ptr) noexcept { return push(KernelArg::buffer(ptr)); }
   Launch& arg_u32(std::uint32_t v) noexcept { return push(KernelArg::value(v)); }
   Launch& arg_i32(std::int32_t v) noexcept { return push(KernelArg::value(v)); }

@@ -19,6 +19,8 @@ namespace metrale {
 inline constexpr std::uint64_t kTensorMapAlignment = 16;
 /// Most rows, and most columns, of a box.
 inline constexpr std::uint32_t kMaxTensorBox = 256;
+/// Bytes of a tensor map, which are those of a CUtensorMap.
+inline constexpr std::size_t kTensorMapBytes = 128;
 
 /// A matrix [rows, cols], row-major, with `row_stride_bytes` from row to row, read in boxes of [box_rows, box_cols]. What a box has
 /// outside the matrix reads as zero. Nothing is swizzled or interleaved.
@@ -38,6 +40,6 @@ struct alignas(64) TensorMap {
   /// As an argument of a kernel that takes it by value; the map outlives the launch call.
   KernelArg arg() const noexcept { return KernelArg::bytes(std::as_bytes(std::span(words))); }
 };
-static_assert(sizeof(TensorMap) == 128);
+static_assert(sizeof(TensorMap) == kTensorMapBytes);
 
 }  // namespace metrale

@@ -36,7 +36,8 @@ std::optional<std::string> unavailable();
 
 /// Makes a backend.
 /// Errors: unsupported (as `unavailable`), invalid_argument (no such device: names those there are), bad_format (a module that this
-///   device cannot load: names both architectures), out_of_memory, internal.
+///   device cannot load: names both architectures), not_found and io (METRALE_KERNEL_PATH), device_lost (this process lost it
+///   before), out_of_memory, internal.
 Result<std::unique_ptr<GpuBackend>> create(Options options = {});
 
 }  // namespace metrale::cuda

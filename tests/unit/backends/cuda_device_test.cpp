@@ -69,12 +69,12 @@ TEST_F(CudaDiscrete, FreeMemoryNeverCountsTheHosts) {
   EXPECT_LE(take(on().free_memory()), std::uint64_t{32} << 20);
 }
 
-class CudaFarPeers : public CudaCase {
+class CudaDevicesApart : public CudaCase {
  protected:
-  CudaFarPeers() : CudaCase({.devices = std::vector<fake_cuda::DeviceOptions>(2, {.reaches_peers = false})}) {}
+  CudaDevicesApart() : CudaCase({.devices = std::vector<fake_cuda::DeviceOptions>(2, {.reaches_peers = false})}) {}
 };
 
-TEST_F(CudaFarPeers, CopyThroughTheDriversStaging) {
+TEST_F(CudaDevicesApart, CopyThroughTheDriversStaging) {
   auto peer = make(1);
   const DevicePtr src = take(peer->alloc(64));
   take(peer->memset(src, 0x5A, 64));
@@ -125,6 +125,14 @@ TEST_F(CudaDevice, AHigherPriorityIsALowerNumberOfTheDriver) {
   static_cast<void>(on());  // with its default stream
   for (const int priority : {0, 2, 99, -3, INT_MIN, INT_MAX}) take(on().create_stream(priority));
   EXPECT_THAT(fake.stream_priorities(), ElementsAre(0, 0, -2, -5, 0, 0, -5));
+}
+
+TEST_F(CudaDevicesApart, StreamsOfAnotherContextAndTheDriversDefaultOnesAreNotWrapped) {
+  const auto other = make(1);
+  const StreamHandle theirs = take(other->create_stream());
+  EXPECT_ERRC(on().wrap_stream(take(other->native_stream(theirs))), Errc::invalid_argument);
+  for (const CUstream by_default : {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD})
+    EXPECT_ERRC(on().wrap_stream(reinterpret_cast<std::uintptr_t>(by_default)), Errc::invalid_argument);
 }
 
 // ---- launches ----
