@@ -95,13 +95,13 @@ def check_paths(file, lines):
 
 # A file under the first may include no project header under any of the second.
 UPWARDS = [
-    ("include/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "bridges/")),
-    ("src/core/", ("cache/", "weights/", "models/", "cli/", "conformance/")),
-    ("src/backends/", ("cache/", "weights/", "models/", "cli/", "conformance/")),
-    ("src/cache/", ("backends/", "models/", "cli/", "conformance/")),
-    ("src/weights/", ("backends/", "models/", "cli/", "conformance/")),
-    ("src/models/", ("core/", "backends/", "cache/", "weights/", "cli/", "conformance/")),
-    ("kernels/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "conformance/")),
+    ("include/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "bench/", "bridges/")),
+    ("src/core/", ("cache/", "weights/", "models/", "cli/", "bench/", "conformance/")),
+    ("src/backends/", ("cache/", "weights/", "models/", "cli/", "bench/", "conformance/")),
+    ("src/cache/", ("backends/", "models/", "cli/", "bench/", "conformance/")),
+    ("src/weights/", ("backends/", "models/", "cli/", "bench/", "conformance/")),
+    ("src/models/", ("core/", "backends/", "cache/", "weights/", "cli/", "bench/", "conformance/")),
+    ("kernels/", ("core/", "backends/", "cache/", "weights/", "models/", "cli/", "bench/", "conformance/")),
 ]
 # How messages are worded and last releases logged, for every library.
 SHARED_HELPERS = {"core/release_log.h", "core/text.h"}
