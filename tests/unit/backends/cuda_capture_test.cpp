@@ -142,6 +142,38 @@ void expect_library_launch_names_its_memory(GpuBackend& on, fake_cuda::FakeGpu& 
 
 TEST_F(CudaCapture, LaunchesOfLibrariesNameTheirMemory) { expect_library_launch_names_its_memory(on(), fake, module); }
 
+TEST_F(CudaCapture, GraphsThatLibrariesReplayInsideNameTheirMemory) {
+  const cuda::Driver& driver = fake.driver();
+  const StreamHandle theirs = stream();
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  const auto native = [&](StreamHandle handle) { return reinterpret_cast<CUstream>(take(on().native_stream(handle))); };
+  CUmodule loaded = nullptr;
+  CUfunction store = nullptr;
+  ASSERT_EQ(driver.cuModuleLoadDataEx_(&loaded, module.image.data(), 0, nullptr, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuModuleGetFunction_(&store, loaded, "store"), CUDA_SUCCESS);
+  // A library records a graph of its own, and launches it on a stream that is captured.
+  std::uint64_t inside = ptr.address + 8;
+  std::uint32_t value = 6;
+  void* params[] = {&inside, &value};
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  ASSERT_EQ(driver.cuStreamBeginCapture_(native(theirs), CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuLaunchKernel_(store, 1, 1, 1, 1, 1, 1, 0, native(theirs), params, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuStreamEndCapture_(native(theirs), &graph), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuGraphInstantiateWithFlags_(&exec, graph, 0), CUDA_SUCCESS);
+  take(on().begin_capture(s));
+  ASSERT_EQ(driver.cuGraphLaunch_(exec, native(s)), CUDA_SUCCESS);
+  const GraphHandle ours = take(on().end_capture(s));
+  const auto named = take(on().graph_memory(ours));
+  ASSERT_EQ(named.size(), 1U);
+  EXPECT_EQ(named[0].base, ptr);
+  take(on().destroy_graph(ours));
+  ASSERT_EQ(driver.cuGraphExecDestroy_(exec), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuGraphDestroy_(graph), CUDA_SUCCESS);
+  ASSERT_EQ(driver.cuModuleUnload_(loaded), CUDA_SUCCESS);
+}
+
 TEST_F(CudaCapture, ParametersThatCannotBeReadAreWarnedOf) {
   const StreamHandle s = stream();
   const KernelHandle store = take(on().kernel("test", "store"));
