@@ -86,6 +86,7 @@ Result<std::uint32_t> CudaBackend::do_sm_count() {
 void CudaBackend::do_shutdown() noexcept {
   if (is_closed_) return;
   is_closed_ = true;
+  const OutsideCapture outside(driver_);
   const bool driver_works = !context_->is_lost() && (context_->make_current().has_value() || context_->make_current().has_value());
   if (driver_works) {
     reap_all();
@@ -105,6 +106,8 @@ Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, Opt
   try {
     METRALE_TRY(check(driver, driver.cuInit_(0), "cuInit"));
     listen_to_log(driver);
+    // The thread may hold a capture of another backend, which loading modules would break.
+    const OutsideCapture outside(driver);
     auto backend = std::make_unique<CudaBackend>(METRALE_TRY(Context::of_device(driver, options.ordinal)), options.face);
     METRALE_TRY(backend->start(options));
     return std::unique_ptr<GpuBackend>(std::move(backend));
