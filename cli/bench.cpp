@@ -72,7 +72,7 @@ Result<ExitCode> run(const Options& options) {
 
   bench::Options bench_options;
   if (options.quick || raw == nullptr) bench_options.scale = bench::Scale::small();
-  if (options.rounds != 0) bench_options.scale.rounds = options.rounds;
+  if (options.rounds != 0) bench_options.scale.rounds = bench_options.scale.most_rounds = options.rounds;
   bench_options.suites = options.suites.empty() ? suite_names() : options.suites;
   bench_options.model = options.model;
   bench_options.profile = options.profile;

@@ -149,6 +149,8 @@ class BackendHooks {
   virtual Result<NativeStream> do_wrap_stream(std::uint64_t native);
   /// A handle of `do_wrap_stream` was given back; the stream's owner may destroy it from then on.
   virtual void do_unwrap_stream(NativeStream) noexcept {}
+  /// The stream's own handle was asked for: others may enqueue on it from now on.
+  virtual void do_share_stream(NativeStream) noexcept {}
   virtual Result<> do_synchronize(NativeStream stream);
   /// Waits at most `timeout`; `timeout` error when work remains.
   virtual Result<> do_synchronize_for(NativeStream stream, std::chrono::nanoseconds timeout);

@@ -59,6 +59,14 @@ class KernelArg {
   /// Where the argument's bytes are, inside this object or at the caller's.
   const void* data() const noexcept { return kind_ == Kind::external_bytes ? reinterpret_cast<const void*>(word_) : &word_; }
 
+  /// The first eight bytes, zeros behind fewer.
+  std::uint64_t leading_word() const noexcept {
+    if (kind_ != Kind::external_bytes) return word_;
+    std::uint64_t word = 0;
+    std::memcpy(&word, data(), sizeof(word));
+    return word;
+  }
+
  private:
   enum class Kind : std::uint32_t { buffer, inline_bytes, external_bytes };
   KernelArg() = default;

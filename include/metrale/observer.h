@@ -29,19 +29,21 @@ inline constexpr std::size_t kRecordedArgs = 8;
 struct OpRecord {
   Op op{};
   std::uint8_t outcome = 0;    ///< 0: accepted; else the Errc.
-  std::uint32_t num_args = 0;  ///< Arguments of a launch.
+  std::uint32_t num_args = 0;  ///< Arguments of a launch, copies of a batch.
   StreamHandle stream{};
   std::uint64_t dst = 0;  ///< Address written, allocated or freed; handle made or used.
   std::uint64_t src = 0;  ///< Address read.
   std::uint64_t bytes = 0;
-  std::array<std::uint64_t, kRecordedArgs> args{};  ///< First arguments of a launch: a Buffer's address, else the leading bytes.
-  std::uint32_t buffer_mask = 0;                    ///< Bit i: args[i] is a Buffer.
+  std::uint64_t time_ns = 0;  ///< Steady clock, at the end of the call; some milliseconds old where no observer is attached.
+  std::source_location site{};
+
+  // ---- kernels and launches ----
   KernelHandle kernel{};
   Dim3 grid{0, 0, 0};
   Dim3 block{0, 0, 0};
   std::uint32_t shared_bytes = 0;
-  std::uint64_t time_ns = 0;  ///< Steady clock, at the end of the call; some milliseconds old where no observer is attached.
-  std::source_location site{};
+  std::uint32_t buffer_mask = 0;                    ///< Bit i: args[i] is a Buffer.
+  std::array<std::uint64_t, kRecordedArgs> args{};  ///< First arguments of a launch: a Buffer's address, else the leading bytes.
 
   std::string to_string() const;
 };
@@ -60,7 +62,11 @@ class FlightRecorder final : public Observer {
  public:
   static constexpr std::size_t kCapacity = 256;
 
-  void on_op(const OpRecord& record) noexcept override;
+  void on_op(const OpRecord& record) noexcept override { static_cast<void>(keep(record)); }
+  /// As `on_op`; says where the record is.
+  std::uint64_t keep(const OpRecord& record) noexcept;
+  /// Writes the outcome into the record at `place`, unless a later one has taken that.
+  void set_outcome(std::uint64_t place, std::uint8_t outcome) noexcept;
 
   /// The operations still in the ring, oldest first. Records being written at this moment are left out.
   std::vector<OpRecord> snapshot() const;
@@ -70,9 +76,11 @@ class FlightRecorder final : public Observer {
   std::uint64_t num_seen() const noexcept { return next_.load(std::memory_order_relaxed); }
 
  private:
-  // A sequence lock per slot; the record is kept as words so that a torn read is discarded rather than undefined.
-  static constexpr std::size_t kWords = (sizeof(OpRecord) + 7) / 8;
-  struct Slot {
+  // A sequence lock per slot; the record is kept as words so that a torn read is discarded rather than undefined. Of most
+  // operations only the first words are kept, which share a line of the cache with the sequence.
+  static constexpr std::size_t kWords = sizeof(OpRecord) / sizeof(std::uint64_t);
+  static std::size_t num_words(const OpRecord& record) noexcept;
+  struct alignas(64) Slot {
     std::atomic<std::uint64_t> sequence{0};
     std::array<std::atomic<std::uint64_t>, kWords> words{};
   };

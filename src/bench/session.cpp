@@ -25,6 +25,7 @@ Scale Scale::small() {
   s.rounds = 3;
   s.warm_up_seconds = 0.02;
   s.row_seconds = 1;
+  s.most_rounds = 0;
   s.launch_batch = 64;
   s.launch_batches = 1;
   s.alloc_calls = 64;
@@ -68,8 +69,10 @@ Result<> Session::measure(Row row, const Sample& ours, const Sample& theirs) {
   const Clock::time_point start = Clock::now();
   METRALE_TRY(ours());
   if (theirs) METRALE_TRY(theirs());
-  for (std::uint32_t round = 0; round < scale_.rounds; ++round) {
-    if (round >= kMinimumRounds && seconds_since(start) > scale_.row_seconds) break;
+  for (std::uint32_t round = 0; round < std::max(scale_.rounds, scale_.most_rounds); ++round) {
+    const double seconds = seconds_since(start);
+    if (round >= kMinimumRounds && seconds > scale_.row_seconds) break;
+    if (round >= scale_.rounds && seconds > scale_.short_row_seconds) break;
     row.ours->samples.push_back(METRALE_TRY(ours()));
     if (theirs) row.theirs->samples.push_back(METRALE_TRY(theirs()));
   }

@@ -27,8 +27,10 @@ inline constexpr std::string_view kBenchModule = "bench";
 /// How much is measured. The default is for a GPU; `small` ends within seconds on a host and in tests, and its figures say nothing.
 struct Scale {
   std::uint32_t rounds = 15;
-  double warm_up_seconds = 1.2;      ///< Before each suite and model.
-  double row_seconds = 12;           ///< A row that takes longer ends early, but not before three rounds.
+  double warm_up_seconds = 1.2;  ///< Before each suite and model.
+  double row_seconds = 12;       ///< A row that takes longer ends early, but not before three rounds.
+  double short_row_seconds = 1;  ///< A row that is done sooner goes on, up to `most_rounds`: short samples scatter more.
+  std::uint32_t most_rounds = 101;
   std::uint32_t launch_batch = 512;  ///< Launches between two waits: the driver's queue holds some thousand.
   std::uint32_t launch_batches = 4;
   std::uint32_t alloc_calls = 1'024;

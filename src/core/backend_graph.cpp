@@ -92,6 +92,7 @@ Result<GraphHandle> GpuBackend::end_capture(StreamHandle stream, Site site) {
       graph.capture_site = open->site;
       graph.names = std::move(names);
       graph.launched_on.clear();
+      graph.last_launched_on.store(0, std::memory_order_relaxed);
       graph.pending_replays.clear();
     });
     if (value == 0) {
@@ -153,17 +154,21 @@ Result<> GpuBackend::capture_uses(StreamHandle stream, DevicePtr ptr, Site site)
 Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::launch_graph, .stream = stream, .dst = graph.value, .site = site};
-  return f.run(op, [&]() -> Result<> {
+  detail::Recorded recorded;
+  const auto replay = [&]() -> Result<> {
     GraphRecord* g = METRALE_TRY(f.graph(graph, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
     METRALE_TRY(f.guard_not_captured(op.op, s->capture.load(std::memory_order_acquire), site));
-    {
+    if (g->last_launched_on.load(std::memory_order_acquire) != stream.value) [[unlikely]] {
       // Before the launch, which cannot be taken back: a stream without a replay does no harm here.
       std::lock_guard lock(g->mutex);
       if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
+      g->last_launched_on.store(stream.value, std::memory_order_release);
     }
+    recorded = f.record_ahead(op);
     return do_launch_graph(g->native, s->native);
-  });
+  };
+  return f.run(op, replay, &recorded);
 }
 
 Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {

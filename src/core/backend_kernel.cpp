@@ -48,9 +48,9 @@ class LedgeredRegistry final : public KernelRegistry {
 std::string geometry(Dim3 d) { return fmt::format("({}, {}, {})", d.x, d.y, d.z); }
 
 /// Keeps the first arguments for observers.
-void note_args(OpRecord& op, std::span<const KernelArg> args) {
+void note_args(OpRecord& op, std::span<const KernelArg> args) noexcept {
   for (std::size_t i = 0; i < std::min(args.size(), kRecordedArgs); ++i) {
-    std::memcpy(&op.args[i], args[i].data(), std::min<std::size_t>(args[i].size_bytes(), sizeof(op.args[i])));
+    op.args[i] = args[i].leading_word();
     if (args[i].is_buffer()) op.buffer_mask |= 1u << i;
   }
 }
@@ -229,6 +229,15 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
   FaceState& f = *face_;
   if (!f.usable()) [[unlikely]]
     return health(site);
+  OpRecord op{.op = Op::launch,
+              .num_args = static_cast<std::uint32_t>(args.size()),
+              .stream = stream,
+              .site = site,
+              .kernel = kernel,
+              .grid = grid,
+              .block = block,
+              .shared_bytes = shared_bytes};
+  detail::Recorded recorded;
   const auto launch = [&]() -> Result<> {
     if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
       return f.unsupported(Op::launch, site);
@@ -239,6 +248,10 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     if (attributes.any()) [[unlikely]]
       METRALE_TRY(check_attributes(f, *k, attributes, site));
     const LaunchDesc desc{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
+    if (f.recorder) {
+      note_args(op, args);
+      recorded = f.record_ahead(op);
+    }
     Result<> launched = do_launch(desc);
     const bool capturing = s->capture.load(std::memory_order_acquire) != 0;
     if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
@@ -254,20 +267,11 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     return {};
   };
   Result<> launched = FaceState::caught(Op::launch, site, launch);
-  if (launched && !f.observed.load(std::memory_order_relaxed)) [[likely]]
+  if (launched && !f.has_observers.load(std::memory_order_relaxed)) [[likely]]
     return launched;
-  // Only observers and failures need the record.
-  OpRecord op{.op = Op::launch,
-              .num_args = static_cast<std::uint32_t>(args.size()),
-              .stream = stream,
-              .kernel = kernel,
-              .grid = grid,
-              .block = block,
-              .shared_bytes = shared_bytes,
-              .site = site};
-  note_args(op, args);
+  if (!recorded.is) note_args(op, args);
   if (launched) f.notify_launch_args(op, args);
-  return f.run_always(op, [&] { return std::move(launched); });
+  return f.conclude(std::move(launched), op, recorded);
 }
 
 Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
@@ -275,11 +279,11 @@ Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uin
   FaceState& f = *face_;
   OpRecord op{.op = Op::launch_raw,
               .stream = stream,
+              .site = site,
               .kernel = kernel,
               .grid = grid,
               .block = block,
-              .shared_bytes = shared_bytes,
-              .site = site};
+              .shared_bytes = shared_bytes};
   return f.run(op, [&]() -> Result<> {
     KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));

@@ -57,6 +57,7 @@ Result<std::uint64_t> GpuBackend::native_stream(StreamHandle stream, Site site) 
   return FaceState::caught("native_stream", site, [&]() -> Result<std::uint64_t> {
     METRALE_TRY(health(site));
     StreamRecord* record = METRALE_TRY(face_->stream(stream, site));
+    face_->hooks.do_share_stream(record->native);
     return record->native.value;
   });
 }

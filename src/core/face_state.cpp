@@ -130,15 +130,26 @@ Error FaceState::after_undoing(Error first, std::string_view what, Result<> undo
   return std::move(first).with_note(fmt::format("giving back {} failed too: {}", what, second.to_string()));
 }
 
-void FaceState::notify(OpRecord& record, std::uint8_t outcome) noexcept {
+void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recorded recorded) noexcept {
   record.outcome = outcome;
   const bool watched = has_observers.load(std::memory_order_relaxed);
-  record.time_ns = watched ? clock_ns(CLOCK_MONOTONIC) : clock_ns(kCheapClock);
-  if (recorder) recorder->on_op(record);
+  if (recorded.is) {
+    if (outcome != 0) recorder->set_outcome(recorded.place, outcome);
+  } else if (recorder) {
+    record.time_ns = clock_ns(watched ? CLOCK_MONOTONIC : kCheapClock);
+    recorder->on_op(record);
+  }
   if (!watched) [[likely]]
     return;
+  record.time_ns = clock_ns(CLOCK_MONOTONIC);
   std::shared_lock lock(observers_mutex);
   for (Observer* observer : observers) observer->on_op(record);
+}
+
+Recorded FaceState::record_ahead(OpRecord& record) noexcept {
+  if (!recorder) return {};
+  record.time_ns = clock_ns(has_observers.load(std::memory_order_relaxed) ? CLOCK_MONOTONIC : kCheapClock);
+  return {recorder->keep(record), true};
 }
 
 void FaceState::notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept {
@@ -351,6 +362,7 @@ void FaceState::mark_replays_on(StreamRecord& stream) {
     // Where neither a mark nor a wait can be had, the free of a named block still waits for the work.
     if (const auto mark = mark_work(stream.native); mark && *mark) record->pending_replays.push_back(**mark);
     std::erase_if(record->launched_on, is_here);
+    record->last_launched_on.store(0, std::memory_order_release);
   }
 }
 
@@ -378,6 +390,7 @@ Result<bool> FaceState::retire_graph(std::uint64_t handle) {
     record.pending_replays.reserve(record.pending_replays.size() + record.launched_on.size());
     native = record.native;
     launched_on = std::exchange(record.launched_on, {});
+    record.last_launched_on.store(0, std::memory_order_release);
     graph.replays = std::exchange(record.pending_replays, {});
     graph.names = std::exchange(record.names, {});
     graph.capture_site = record.capture_site;

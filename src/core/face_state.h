@@ -60,7 +60,9 @@ struct GraphRecord {
   Site capture_site;
   std::mutex mutex;
   std::vector<NamedBlock> names;
-  std::vector<StreamHandle> launched_on;     ///< Streams whose last replay may be in flight.
+  std::vector<StreamHandle> launched_on;  ///< Streams whose last replay may be in flight.
+  /// One that is in `launched_on`; 0: none. Written under `mutex`; lets replays on one stream do without it.
+  std::atomic<std::uint64_t> last_launched_on{0};
   std::vector<NativeEvent> pending_replays;  ///< Recorded behind replays on streams that were captured or destroyed since.
 };
 
@@ -69,6 +71,12 @@ struct RetiredGraph {
   std::vector<NativeEvent> replays;
   std::vector<NamedBlock> names;
   Site capture_site;
+};
+
+/// Where the flight recorder has an operation already.
+struct Recorded {
+  std::uint64_t place = 0;
+  bool is = false;
 };
 
 /// Undoes a step when the scope is left before `keep()`, also by an exception. What `undo` throws is dropped.
@@ -166,14 +174,16 @@ struct FaceState {
   /// The error of an operation whose capability is absent.
   Error unsupported(Op op, const Site& site) const;
 
-  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome.
+  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome. `recorded`: where the
+  /// body says that it had the operation recorded ahead.
   template <class Body>
-  auto run(OpRecord record, Body&& body) -> decltype(body()) {
+  auto run(OpRecord record, Body&& body, const Recorded* recorded = nullptr) -> decltype(body()) {
     if (!usable()) [[unlikely]]
       return caught(record.op, record.site, [&]() -> decltype(body()) { return lost(record.site); });
     if (refused_ops[static_cast<std::size_t>(record.op)]) [[unlikely]]
       return caught(record.op, record.site, [&]() -> decltype(body()) { return unsupported(record.op, record.site); });
-    return run_and_note(record, std::forward<Body>(body));
+    auto result = caught(record.op, record.site, std::forward<Body>(body));
+    return conclude(std::move(result), record, recorded == nullptr ? Recorded() : *recorded);
   }
   /// As `run`, for calls that release: they go on without the device. In a forked child they do nothing, and take no lock: the
   /// thread that held it at the fork is not there to let go.
@@ -181,7 +191,7 @@ struct FaceState {
   auto run_always(OpRecord& record, Body&& body) -> decltype(body()) {
     if (in_forked_child()) [[unlikely]]
       return {};
-    return run_and_note(record, std::forward<Body>(body));
+    return conclude(caught(record.op, record.site, std::forward<Body>(body)), record);
   }
   /// Runs `body`, which returns a Result, and makes an error of what it throws. `what`: the operation, or its name.
   template <class What, class Body>
@@ -195,13 +205,13 @@ struct FaceState {
   /// The error for the exception in flight. Needs no memory.
   static Error thrown(std::string_view what, const Site& site) noexcept;
   static Error thrown(Op op, const Site& site) noexcept { return thrown(metrale::to_string(op), site); }
-  template <class Body>
-  auto run_and_note(OpRecord& record, Body&& body) -> decltype(body()) {
-    auto result = caught(record.op, record.site, std::forward<Body>(body));
+  /// Settles a failure and tells the recorder and observers.
+  template <class T>
+  Result<T> conclude(Result<T> result, OpRecord& record, Recorded recorded = {}) {
     if (!result) [[unlikely]]
       result = settle(std::move(result).error(), record);
-    if (observed.load(std::memory_order_relaxed)) [[unlikely]]
-      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()));
+    if (observed.load(std::memory_order_relaxed)) [[likely]]
+      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()), recorded);
     return result;
   }
   /// Every block that is known, lowest address first.
@@ -217,7 +227,10 @@ struct FaceState {
   /// The failure of a call that then gave `what` back: `first`, and how that failed, if it did, as a note.
   /// Latches a device lost there.
   Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
-  void notify(OpRecord& record, std::uint8_t outcome) noexcept;
+  void notify(OpRecord& record, std::uint8_t outcome, Recorded recorded = {}) noexcept;
+  /// Lets the flight recorder have an operation just before the driver is called: behind a call that rang the device's doorbell an
+  /// atomic instruction waits until that write has left the processor.
+  Recorded record_ahead(OpRecord& record) noexcept;
   /// Shows observers every argument of an accepted launch; `notify` follows.
   void notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
 
@@ -28,24 +29,47 @@ std::string OpRecord::to_string() const {
 
 void Observer::on_launch_args(const OpRecord&, std::span<const KernelArg>) noexcept {}
 
+std::size_t FlightRecorder::num_words(const OpRecord& record) noexcept {
+  constexpr std::size_t kCommon = offsetof(OpRecord, kernel) / sizeof(std::uint64_t);
+  constexpr std::size_t kGeometry = offsetof(OpRecord, args) / sizeof(std::uint64_t);
+  static_assert(sizeof(OpRecord) == kWords * sizeof(std::uint64_t), "whole words only");
+  static_assert(kCommon < 64 / sizeof(std::uint64_t), "one line of the cache, with the sequence");
+  const bool has_kernel = record.op == Op::launch || record.op == Op::launch_raw || record.op == Op::kernel;
+  return has_kernel ? kGeometry + std::min<std::size_t>(record.num_args, kRecordedArgs) : kCommon;
+}
+
 // A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read
 // with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence,
 // and drops what it read.
-void FlightRecorder::on_op(const OpRecord& record) noexcept {
+std::uint64_t FlightRecorder::keep(const OpRecord& record) noexcept {
   const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slots_[index % kCapacity];
   // A writer still busy here, or a later one that was faster, keeps the slot: this record is left out rather than waited for.
   std::uint64_t seen = slot.sequence.load(std::memory_order_relaxed);
-  if (seen % 2 == 1 || seen > 2 * index) return;
-  if (!slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
-  static_assert(sizeof(record) == kWords * sizeof(std::uint64_t), "whole words only");
+  if (seen % 2 == 1 || seen > 2 * index) return index;
+  if (!slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
+    return index;
+  }
   const char* from = reinterpret_cast<const char*>(&record);
-  for (std::size_t i = 0; i < kWords; ++i) {
+  const std::size_t count = num_words(record);
+  for (std::size_t i = 0; i < count; ++i) {
     std::uint64_t word = 0;
     std::memcpy(&word, from + i * sizeof(word), sizeof(word));
     slot.words[i].store(word, std::memory_order_release);
   }
   slot.sequence.store(2 * index + 2, std::memory_order_release);
+  return index;
+}
+
+void FlightRecorder::set_outcome(std::uint64_t place, std::uint8_t outcome) noexcept {
+  Slot& slot = slots_[place % kCapacity];
+  std::uint64_t seen = 2 * place + 2;
+  if (!slot.sequence.compare_exchange_strong(seen, seen - 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+  static_assert(offsetof(OpRecord, outcome) < sizeof(std::uint64_t), "in the first word");
+  std::uint64_t word = slot.words[0].load(std::memory_order_relaxed);
+  std::memcpy(reinterpret_cast<char*>(&word) + offsetof(OpRecord, outcome), &outcome, sizeof(outcome));
+  slot.words[0].store(word, std::memory_order_release);
+  slot.sequence.store(2 * place + 2, std::memory_order_release);
 }
 
 std::vector<OpRecord> FlightRecorder::snapshot() const {
@@ -60,6 +84,10 @@ std::vector<OpRecord> FlightRecorder::snapshot() const {
     for (std::size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
     if (slot.sequence.load(std::memory_order_relaxed) != 2 * index + 2) continue;
     OpRecord record;
+    std::memcpy(static_cast<void*>(&record), words.data(), sizeof(record));
+    // What lies behind is an earlier record's.
+    words.fill(0);
+    std::memcpy(words.data(), static_cast<const void*>(&record), num_words(record) * sizeof(std::uint64_t));
     std::memcpy(static_cast<void*>(&record), words.data(), sizeof(record));
     records.push_back(record);
   }

@@ -89,6 +89,7 @@ void CudaBackend::do_shutdown() noexcept {
   const OutsideCapture outside(driver_);
   const bool driver_works = !context_->is_lost() && (context_->make_current().has_value() || context_->make_current().has_value());
   if (driver_works) {
+    part_with_spares();
     reap_all();
     static_cast<void>(modules_.unload().has_value());
   } else {
@@ -102,7 +103,7 @@ void CudaBackend::do_shutdown() noexcept {
   context_->work().forget(this);
 }
 
-Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, Options options) {
+Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, const Options& options) {
   try {
     METRALE_TRY(check(driver, driver.cuInit_(0), "cuInit"));
     listen_to_log(driver);
@@ -118,7 +119,7 @@ Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, Opt
 
 Result<std::unique_ptr<GpuBackend>> create(Options options) {
   const Driver* driver = METRALE_TRY(load_driver());
-  return create_with_driver(*driver, std::move(options));
+  return create_with_driver(*driver, options);
 }
 
 std::optional<std::string> unavailable() {

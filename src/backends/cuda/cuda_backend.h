@@ -19,13 +19,14 @@
 #include "backends/cuda/joins.h"
 #include "backends/cuda/module.h"
 #include "backends/cuda/pinned_pool.h"
+#include "backends/cuda/spare_blocks.h"
 #include "metrale/backend.h"
 #include "metrale/backends/cuda.h"
 
 namespace metrale::cuda {
 
 /// As `create`, over another driver than the process's own. The table outlives the backend.
-Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, Options options);
+Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, const Options& options);
 
 /// What a launch needs of a kernel.
 struct KernelRecord {
@@ -97,6 +98,7 @@ class CudaBackend final : public GpuBackend {
   Result<> do_destroy_stream(NativeStream stream) override;
   Result<NativeStream> do_wrap_stream(std::uint64_t native) override;
   void do_unwrap_stream(NativeStream stream) noexcept override;
+  void do_share_stream(NativeStream stream) noexcept override { work().share(stream_of(stream)); }
   Result<> do_synchronize(NativeStream stream) override;
   Result<> do_synchronize_for(NativeStream stream, std::chrono::nanoseconds timeout) override;
   Result<> do_synchronize_device() override { return do_wait_for_earlier_work(); }
@@ -179,6 +181,8 @@ class CudaBackend final : public GpuBackend {
     const OutsideCapture outside(driver_);
     return part(std::move(parting));
   }
+  /// Puts off what is spare, for the driver to have it.
+  void part_with_spares() noexcept;
   /// Gives back what may go now, without waiting.
   void reap() noexcept;
   /// Waits until what was put off may go, at most a while, where `bytes` would fit then; whether anything went.
@@ -234,6 +238,7 @@ class CudaBackend final : public GpuBackend {
   std::atomic<std::uint32_t> num_captures_{0};  ///< Open, begun here.
   Joins joins_;
 
+  SpareBlocks spares_;
   std::mutex partings_mutex_;
   std::vector<Parting> partings_;
   std::atomic<std::size_t> num_partings_{0};

@@ -11,12 +11,20 @@ namespace metrale::cuda {
 namespace {
 
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
+// Asking after so many streams costs less than the driver's free and the allocation that follows it.
+constexpr std::size_t kQueriesBySpares = 4;
 
 }  // namespace
 
 Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
-  METRALE_TRY(context_->make_current());
   const bool is_managed = kind == MemoryKind::managed && capabilities().has(Capability::managed_memory);
+  if (!is_managed) {
+    if (const auto spare = spares_.take(bytes)) {
+      device_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+      return *spare;
+    }
+  }
+  METRALE_TRY(context_->make_current());
   if (num_partings_.load(std::memory_order_acquire) != 0) [[unlikely]] {
     if (const auto again = take_put_off(bytes, is_managed ? kind : MemoryKind::device)) {
       (is_managed ? managed_bytes_ : device_bytes_).fetch_add(bytes, std::memory_order_relaxed);
@@ -30,6 +38,8 @@ Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
     return is_managed ? driver_.cuMemAllocManaged_(&ptr, bytes, CU_MEM_ATTACH_GLOBAL) : driver_.cuMemAlloc_(&ptr, bytes);
   };
   CUresult code = ask();
+  if (code == CUDA_ERROR_OUT_OF_MEMORY) [[unlikely]]
+    part_with_spares();
   if (code == CUDA_ERROR_OUT_OF_MEMORY && num_partings_.load(std::memory_order_acquire) != 0 && reap_waiting(bytes)) code = ask();
   if (code != CUDA_SUCCESS) [[unlikely]] {
     // Of a size that no address space holds the driver says that it is wrong.
@@ -43,6 +53,8 @@ Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
 // Pages of managed memory are taken when they are touched, so the driver's figure of what is free does not hold what was promised
 // already. What else is in use is at least what was allocated here, and at most all that is in use.
 Result<> CudaBackend::check_managed(std::uint64_t bytes) {
+  part_with_spares();
+  reap();
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   METRALE_TRY(check(driver_.cuMemGetInfo_(&free_bytes, &total_bytes), "cuMemGetInfo"));
@@ -61,8 +73,11 @@ Result<> CudaBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind ki
   return part_in_context(
       {.kind = is_managed ? Parting::Kind::managed : Parting::Kind::memory, .value = base.address, .bytes = bytes},
       [&](Parting parting) {
-        if (num_partings_.load(std::memory_order_acquire) == 0 && work().looks_idle()) [[likely]]
-          return give_back(parting);
+        if (num_partings_.load(std::memory_order_acquire) == 0) [[likely]] {
+          const bool is_small = bytes <= SpareBlocks::kLargest && !is_managed;
+          if (is_small && work().is_idle_after(kQueriesBySpares) && spares_.put(base, bytes)) return Result<>();
+          if (work().looks_idle()) return give_back(parting);
+        }
         return part_with(std::move(parting));
       });
 }
@@ -111,6 +126,7 @@ Result<DevicePtr> CudaBackend::do_host_alias(void* base) {
 Result<DeviceMemoryInfo> CudaBackend::do_memory_info() {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
+  part_with_spares();
   reap();
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;

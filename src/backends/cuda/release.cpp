@@ -54,6 +54,13 @@ void CudaBackend::keep_for_later(Parting parting) noexcept {
   }
 }
 
+void CudaBackend::part_with_spares() noexcept {
+  // Nothing uses them, so they need no marks; the driver takes them while nothing runs.
+  while (const auto block = spares_.take_any()) {
+    keep_for_later({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes});
+  }
+}
+
 Result<> CudaBackend::give_back(const Parting& parting) noexcept {
   CUresult code = CUDA_SUCCESS;
   std::string_view what;

@@ -80,9 +80,9 @@ Result<> CudaBackend::do_synchronize(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
   StreamRecord* record = work().find(stream_of(stream));
-  const std::uint64_t count = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
+  const std::uint64_t stamp = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
   METRALE_TRY(check(driver_.cuStreamSynchronize_(stream_of(stream)), "cuStreamSynchronize"));
-  if (record != nullptr) record->note_done(count);
+  if (record != nullptr) record->note_done(stamp);
   reap();
   return {};
 }
@@ -91,11 +91,11 @@ Result<bool> CudaBackend::do_query(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
   StreamRecord* record = work().find(stream_of(stream));
-  const std::uint64_t count = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
+  const std::uint64_t stamp = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
   const CUresult code = driver_.cuStreamQuery_(stream_of(stream));
   if (code == CUDA_ERROR_NOT_READY) return false;
   METRALE_TRY(check(code, "cuStreamQuery"));
-  if (record != nullptr) record->note_done(count);
+  if (record != nullptr) record->note_done(stamp);
   return true;
 }
 

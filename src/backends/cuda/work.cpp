@@ -94,6 +94,7 @@ StreamRecord& Work::add(CUstream stream, const void* owner, bool is_foreign) {
   }
   record->owner = owner;
   record->is_foreign = is_foreign;
+  record->is_shared = false;
   record->num_wraps = is_foreign ? 1 : 0;
   record->mark.reset();
   record->mark_at = 0;
@@ -121,7 +122,7 @@ void Work::remove(CUstream stream) {
   StreamRecord* record = find(stream);
   if (record == nullptr) return;
   // A stream that cannot be marked has a context that is lost, where nothing is handed back any more.
-  if (Result<MarkPtr> end = mark_locked(*record, Counts::ignored); end && *end)
+  if (Result<MarkPtr> end = mark_locked(*record, Stamps::ignored); end && *end)
     orphans_.push_back({record->owner, std::move(*end)});
   if (record->before_capture && !record->before_capture->is_done()) {
     orphans_.push_back({record->owner, std::move(record->before_capture)});
@@ -135,9 +136,14 @@ void Work::unwrap(CUstream stream) {
   if (record == nullptr || record->num_wraps == 0) return;
   if (--record->num_wraps != 0 || !record->is_foreign) return;
   // What we enqueued may still run. Its owner may destroy the stream from now on, so this is the last moment to ask.
-  if (Result<MarkPtr> end = mark_locked(*record, Counts::ignored); end && *end)
+  if (Result<MarkPtr> end = mark_locked(*record, Stamps::ignored); end && *end)
     orphans_.push_back({record->owner, std::move(*end)});
   remove_locked(*record);
+}
+
+void Work::share(CUstream stream) noexcept {
+  std::lock_guard lock(mutex_);
+  if (StreamRecord* record = find(stream)) record->is_shared = true;
 }
 
 void Work::forget(const void* owner) {
@@ -163,51 +169,62 @@ bool Work::looks_idle() {
   return std::all_of(live_.begin(), live_.end(), [](const StreamRecord* r) { return !r->is_foreign && r->looks_idle(); });
 }
 
+bool Work::is_idle_after(std::size_t most_queries) {
+  std::lock_guard lock(mutex_);
+  drop_done_orphans();
+  if (!orphans_.empty()) return false;
+  const auto is_certain = [](const StreamRecord* r) { return !r->is_foreign && !r->is_shared && r->looks_idle(); };
+  const auto certain = static_cast<std::size_t>(std::count_if(live_.begin(), live_.end(), is_certain));
+  if (live_.size() - certain > most_queries) return false;
+  return std::all_of(live_.begin(), live_.end(),
+                     [&](StreamRecord* r) { return is_certain(r) || is_idle_locked(*r, Stamps::ignored); });
+}
+
 bool Work::is_idle() {
   std::lock_guard lock(mutex_);
   drop_done_orphans();
   return orphans_.empty() &&
-         std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r, Counts::trusted); });
+         std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r, Stamps::trusted); });
 }
 
-bool Work::is_idle_locked(StreamRecord& record, Counts counts) {
-  const std::uint64_t count = record.enqueued.load(std::memory_order_acquire);
-  if (counts == Counts::trusted && !record.is_foreign && record.done.load(std::memory_order_acquire) == count) return true;
+bool Work::is_idle_locked(StreamRecord& record, Stamps stamps) {
+  const std::uint64_t stamp = record.enqueued.load(std::memory_order_acquire);
+  if (stamps == Stamps::trusted && !record.is_foreign && record.done.load(std::memory_order_acquire) == stamp) return true;
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
   // Nothing may be asked of a captured stream; what it records does not run.
   const Result<bool> captured = is_captured(stream);
   if (!captured) return false;
   if (*captured) return record.before_capture == nullptr || record.before_capture->is_done();
   const CUresult code = driver_.cuStreamQuery_(stream);
-  if (code == CUDA_SUCCESS) record.note_done(count);
+  if (code == CUDA_SUCCESS) record.note_done(stamp);
   return code != CUDA_ERROR_NOT_READY;  // a lost context answers at once, whatever it is asked next
 }
 
-Result<MarkPtr> Work::mark_locked(StreamRecord& record, Counts counts) {
-  const std::uint64_t count = record.enqueued.load(std::memory_order_acquire);
-  const bool trusted = counts == Counts::trusted && !record.is_foreign;
-  if (trusted && record.done.load(std::memory_order_acquire) == count) return MarkPtr();
+Result<MarkPtr> Work::mark_locked(StreamRecord& record, Stamps stamps) {
+  const std::uint64_t stamp = record.enqueued.load(std::memory_order_acquire);
+  const bool trusted = stamps == Stamps::trusted && !record.is_foreign;
+  if (trusted && record.done.load(std::memory_order_acquire) == stamp) return MarkPtr();
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
   if (METRALE_TRY(is_captured(stream))) {
     return record.before_capture == nullptr || record.before_capture->is_done() ? MarkPtr() : record.before_capture;
   }
-  if (trusted && record.mark && record.mark_at == count) {
+  if (trusted && record.mark && record.mark_at == stamp) {
     if (!record.mark->is_done()) return record.mark;
-    record.note_done(count);
+    record.note_done(stamp);
     return MarkPtr();
   }
-  if (is_idle_locked(record, counts)) return MarkPtr();
+  if (is_idle_locked(record, stamps)) return MarkPtr();
   const CUevent event = METRALE_TRY(events_->take());
   auto mark = std::make_shared<Mark>(events_, event);
   METRALE_TRY(check(driver_, driver_.cuEventRecord_(event, stream), "cuEventRecord"));
   record.mark = mark;
-  record.mark_at = count;
+  record.mark_at = stamp;
   return mark;
 }
 
 Result<MarkPtr> Work::mark(StreamRecord& record) {
   std::lock_guard lock(mutex_);
-  return mark_locked(record, Counts::trusted);
+  return mark_locked(record, Stamps::trusted);
 }
 
 Result<std::vector<MarkPtr>> Work::marks(const void* owner) {
@@ -217,7 +234,7 @@ Result<std::vector<MarkPtr>> Work::marks(const void* owner) {
   all.reserve(live_.size() + orphans_.size());
   for (StreamRecord* record : live_) {
     if (owner != nullptr && record->owner != owner) continue;
-    if (MarkPtr mark = METRALE_TRY(mark_locked(*record, Counts::ignored))) all.push_back(std::move(mark));
+    if (MarkPtr mark = METRALE_TRY(mark_locked(*record, Stamps::ignored))) all.push_back(std::move(mark));
   }
   for (const Orphan& orphan : orphans_) {
     if (owner == nullptr || orphan.owner == owner) all.push_back(orphan.mark);

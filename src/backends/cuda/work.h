@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is in flight in one context: its streams, how much was enqueued on each and how much of that is known to be done, and marks
+// What is in flight in one context: its streams, what was enqueued last on each and up to where it is known to be done, and marks
 // behind work. Nothing here waits for the device except `Mark::wait`. Several backends of a device share one, because the driver's
 // cuMemFree waits for all streams of the context, whoever made them. Any thread; the context is current in the caller.
 #pragma once
@@ -63,28 +63,36 @@ class Mark {
 };
 using MarkPtr = std::shared_ptr<Mark>;  // shared: one mark stands for all that was freed behind the same work
 
+/// Never the same twice in the process, and never 0.
+inline std::uint64_t new_stamp() noexcept {
+  constexpr std::uint64_t kBatch = std::uint64_t{1} << 20;
+  static std::atomic<std::uint64_t> next_batch{0};
+  thread_local std::uint64_t next = 0;
+  if (next % kBatch == 0) [[unlikely]]
+    next = next_batch.fetch_add(kBatch, std::memory_order_relaxed);
+  return ++next;
+}
+
 /// One stream. Records are used again and not freed before the context, so that a caller who races a destroy reads a record.
 struct alignas(64) StreamRecord {
   std::atomic<CUstream> stream{nullptr};
-  std::atomic<std::uint64_t> enqueued{0};                ///< Counted behind each enqueue.
-  std::atomic<std::uint64_t> done{0};                    ///< That many are known to be done.
+  std::atomic<std::uint64_t> enqueued{0};                ///< Stamp of the last enqueue, written behind it.
+  std::atomic<std::uint64_t> done{0};                    ///< All up to the enqueue with this stamp is known to be done.
   std::atomic<const std::string*> last_kernel{nullptr};  ///< Lives as long as the process.
 
-  /// Something was enqueued.
-  void note() noexcept { enqueued.fetch_add(1, std::memory_order_release); }
-  /// The first `count` are done.
-  void note_done(std::uint64_t count) noexcept {
-    std::uint64_t before = done.load(std::memory_order_relaxed);
-    while (before < count && !done.compare_exchange_weak(before, count, std::memory_order_release, std::memory_order_relaxed)) {
-    }
-  }
+  /// Something was enqueued. A stamp of its own rather than a count: of two threads that enqueue at once either may write last, and
+  /// a plain write, unlike an atomic addition, does not wait for the driver's own write to the device.
+  void note() noexcept { enqueued.store(new_stamp(), std::memory_order_release); }
+  /// What was there when `enqueued` read `stamp` is done.
+  void note_done(std::uint64_t stamp) noexcept { done.store(stamp, std::memory_order_release); }
   bool looks_idle() const noexcept { return done.load(std::memory_order_acquire) == enqueued.load(std::memory_order_acquire); }
 
   // ---- guarded by Work's mutex ----
   const void* owner = nullptr;  ///< The backend.
-  bool is_foreign = false;      ///< Others enqueue on it, so the counts say nothing.
+  bool is_foreign = false;      ///< Others enqueue on it, so the stamps say nothing.
+  bool is_shared = false;       ///< Ours, and others have its handle: they may enqueue on it.
   std::uint32_t num_wraps = 0;
-  MarkPtr mark;  ///< Behind the first `mark_at`.
+  MarkPtr mark;  ///< Behind the enqueue with the stamp `mark_at`.
   std::uint64_t mark_at = 0;
   std::size_t slot = 0;    ///< Its own in the table; others may still show it.
   MarkPtr before_capture;  ///< Behind what was enqueued before it was captured last; null: nothing in flight then.
@@ -106,6 +114,8 @@ class Work {
   void remove(CUstream stream);
   /// A wrapped handle was given back: the last one of a foreign stream takes it out without asking it anything.
   void unwrap(CUstream stream);
+  /// Others have the stream's handle from now on, and may enqueue on it.
+  void share(CUstream stream) noexcept;
   /// Forgets all of `owner`, whose work is done.
   void forget(const void* owner);
   /// Lock-free. Null: unknown.
@@ -119,20 +129,23 @@ class Work {
     }
     return nullptr;
   }
-  /// Counts one more enqueue on `stream`.
+  /// Something was enqueued on `stream`.
   void note(CUstream stream) const noexcept {
     if (StreamRecord* record = find(stream)) record->note();
   }
 
-  /// Whether nothing can be in flight, by the counts alone.
+  /// Whether nothing can be in flight, by the stamps alone.
   bool looks_idle();
-  /// Whether nothing is in flight; asks the driver where the counts do not tell.
+  /// Whether nothing is in flight, of what libraries enqueued on our streams either; false where that would take asking the driver
+  /// after more than `most_queries` streams.
+  bool is_idle_after(std::size_t most_queries);
+  /// Whether nothing is in flight; asks the driver where the stamps do not tell.
   bool is_idle();
   /// Marks behind all that is in flight on the streams of `owner`, destroyed ones too; null: on every stream. Asks the driver,
   /// since libraries enqueue on our streams as well.
   /// Errors: a stream could not be marked.
   Result<std::vector<MarkPtr>> marks(const void* owner);
-  /// A mark behind what was counted on this stream; null: nothing of it is in flight.
+  /// A mark behind what was noted on this stream; null: nothing of it is in flight.
   Result<MarkPtr> mark(StreamRecord& record);
   /// Work of another context that uses what `owner` has.
   void add_mark(const void* owner, MarkPtr mark);
@@ -149,7 +162,7 @@ class Work {
     } else {
       // The driver breaks this thread's capture when it is asked after a stream outside it.
       const OutsideCapture outside(driver_);
-      before = METRALE_TRY(mark_locked(record, Counts::ignored));
+      before = METRALE_TRY(mark_locked(record, Stamps::ignored));
     }
     auto changed = change();
     record.before_capture = std::move(before);
@@ -176,9 +189,9 @@ class Work {
   static std::size_t slot_of(CUstream stream, const Table& table) noexcept {
     return (reinterpret_cast<std::uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> (64 - table.bits);
   }
-  enum class Counts : std::uint8_t { trusted, ignored };
-  bool is_idle_locked(StreamRecord& record, Counts counts);
-  Result<MarkPtr> mark_locked(StreamRecord& record, Counts counts);
+  enum class Stamps : std::uint8_t { trusted, ignored };
+  bool is_idle_locked(StreamRecord& record, Stamps stamps);
+  Result<MarkPtr> mark_locked(StreamRecord& record, Stamps stamps);
   static void insert(Table& table, StreamRecord& record);
   void remove_locked(StreamRecord& record);
   void drop_done_orphans();

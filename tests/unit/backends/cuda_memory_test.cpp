@@ -1,17 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the CUDA backend does with the driver's memory, beyond what every backend promises.
+#include <future>
+#include <thread>
+
 #include "cuda_fixture.h"
 
 namespace metrale::test {
 namespace {
 
+constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
+
 class CudaMemory : public CudaCase {};
 
 TEST_F(CudaMemory, FreeingAnIdleBlockIsOneCallOfTheDriver) {
-  const DevicePtr ptr = block(64);
+  const DevicePtr ptr = block(kLarge);
   EXPECT_EQ(calls("cuMemFree", [&] { take(on().free(ptr)); }), 1U);
 }
+
+// ---- small blocks ----
+
+TEST_F(CudaMemory, ASmallBlockServesTheNextOfItsSizeWithoutTheDriver) {
+  const DevicePtr ptr = block(4096);
+  EXPECT_EQ(calls("cuMemFree", [&] { take(on().free(ptr)); }), 0U);
+  EXPECT_EQ(on().live_bytes(), 0U);
+  EXPECT_EQ(calls([&] { EXPECT_EQ(block(4096), ptr); }), 0U);
+  // Only one of exactly that size fits: the driver knows where a block ends.
+  take(on().free(ptr));
+  EXPECT_NE(block(4095), ptr);
+}
+
+TEST_F(CudaMemory, SmallBlocksAreBackBeforeFreeMemoryIsTold) {
+  const std::uint64_t before = take(on().device_free_memory());
+  for (const DevicePtr ptr : {block(4096), block(512), block(65536)}) take(on().free(ptr));
+  EXPECT_EQ(fake.live().blocks, 3U);
+  EXPECT_EQ(take(on().device_free_memory()), before);
+  EXPECT_EQ(fake.live().blocks, 0U);
+}
+
+TEST_F(CudaMemory, SmallBlocksGoWhereMemoryIsShort) {
+  fake.set_total_memory(8 << 20);
+  std::vector<DevicePtr> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(block(65536));
+  for (const DevicePtr ptr : blocks) take(on().free(ptr));
+  EXPECT_EQ(fake.live().blocks, 16U);
+  take(on().free(block((8 << 20) - 65536)));
+}
+
+TEST_F(CudaMemory, SmallBlocksThatAreKeptHoldAsMuchAsOneChunk) {
+  std::vector<DevicePtr> blocks;
+  for (int i = 0; i < 64; ++i) blocks.push_back(block(65536));
+  for (const DevicePtr ptr : blocks) take(on().free(ptr));
+  EXPECT_EQ(fake.live().blocks, 32U);
+}
+
+TEST_F(CudaMemory, ASmallBlockIsNotGivenOutWhileALibrarysWorkOnOurStreamUsesIt) {
+  const StreamHandle s = stream();
+  const auto native = reinterpret_cast<CUstream>(take(on().native_stream(s)));
+  const DevicePtr ptr = block(4096);
+  std::promise<void> opened;
+  // Enqueued past the backend, which has not counted it.
+  const auto wait = [](void* promise) { static_cast<std::promise<void>*>(promise)->get_future().wait(); };
+  ASSERT_EQ(fake.driver().cuLaunchHostFunc_(native, wait, &opened), CUDA_SUCCESS);
+  std::thread opens([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    opened.set_value();
+  });
+  // The driver waits for that work before it takes the block.
+  EXPECT_EQ(calls("cuMemFree", [&] { take(on().free(ptr)); }), 1U);
+  opens.join();
+  take(on().synchronize(s));
+  // With the stream idle it costs a question.
+  const DevicePtr again = block(4096);
+  EXPECT_EQ(calls("cuMemFree", [&] { EXPECT_EQ(calls("cuStreamQuery", [&] { take(on().free(again)); }), 1U); }), 0U);
+}
+
+// ---- work in flight ----
 
 TEST_F(CudaMemory, ABlockIsNotGivenToTheDriverBehindAHeldStream) {
   const StreamHandle s = stream();
@@ -91,7 +155,7 @@ TEST_F(CudaMemory, OutOfMemoryCarriesTheDriversCode) {
 }
 
 TEST_F(CudaMemory, AFreeThatTheDriverRefusesOnceIsTriedAgain) {
-  const DevicePtr ptr = block(64);
+  const DevicePtr ptr = block(kLarge);
   fake.fail_call("cuMemFree", 1, CUDA_ERROR_UNKNOWN);
   const Result<> freed = on().free(ptr);
   EXPECT_ERRC(freed, Errc::internal);

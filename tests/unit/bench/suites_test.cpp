@@ -119,6 +119,16 @@ TEST(Session, ARowThatTakesTooLongEndsAfterThreeRounds) {
   EXPECT_FALSE(session.report().rows.front().theirs.has_value()) << "no samples, no side";
 }
 
+TEST(Session, ARowOfShortSamplesGoesOnToTheMostRounds) {
+  const auto backend = make_backend();
+  Scale scale = Scale::small();
+  scale.row_seconds = scale.short_row_seconds = 1'000;
+  scale.most_rounds = 40;
+  Session session(*backend, nullptr, scale);
+  ASSERT_TRUE(session.measure({.ours = series("a")}, [] { return Result<double>(1.0); }, {}).has_value());
+  EXPECT_EQ(session.report().rows.front().ours->samples.size(), 40U);
+}
+
 TEST(Session, AFailingSampleFailsTheRow) {
   const auto backend = make_backend();
   Session session(*backend, nullptr, Scale::small());

@@ -65,6 +65,43 @@ TEST(FlightRecorderTest, KeepsTheLastRecordsOldestFirst) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<std::ptrdiff_t>(FlightRecorder::kCapacity));
 }
 
+TEST(FlightRecorderTest, ALaterRecordShowsNothingOfTheOneItReplaces) {
+  FlightRecorder recorder;
+  OpRecord launch;
+  launch.op = Op::launch;
+  launch.num_args = kRecordedArgs;
+  launch.kernel = {7};
+  launch.grid = launch.block = {1, 2, 3};
+  launch.shared_bytes = 4;
+  launch.buffer_mask = 5;
+  launch.args.fill(9);
+  for (std::size_t i = 0; i < FlightRecorder::kCapacity; ++i) recorder.on_op(launch);
+  EXPECT_EQ(recorder.snapshot().back().args, launch.args);
+  launch.num_args = 1;
+  recorder.on_op(launch);
+  EXPECT_EQ(recorder.snapshot().back().args[0], 9U);
+  EXPECT_EQ(recorder.snapshot().back().args[1], 0U);
+  recorder.on_op(record(1));
+  const OpRecord copy = recorder.snapshot().back();
+  EXPECT_EQ(copy.op, Op::copy_d2d_async);
+  EXPECT_EQ(copy.kernel, KernelHandle{});
+  EXPECT_EQ(copy.grid.x + copy.block.x + copy.shared_bytes + copy.buffer_mask, 0U);
+  EXPECT_EQ(copy.args[0], 0U);
+}
+
+TEST(FlightRecorderTest, AnOutcomeIsWrittenIntoItsRecordUnlessThatIsGone) {
+  FlightRecorder recorder;
+  const std::uint64_t place = recorder.keep(record(1));
+  recorder.on_op(record(2));
+  recorder.set_outcome(place, static_cast<std::uint8_t>(Errc::internal));
+  EXPECT_EQ(recorder.snapshot().front().outcome, static_cast<std::uint8_t>(Errc::internal));
+  EXPECT_EQ(recorder.snapshot().front().bytes, 1U);
+  EXPECT_EQ(recorder.snapshot().back().outcome, 0U);
+  for (std::uint64_t i = 0; i < FlightRecorder::kCapacity; ++i) recorder.on_op(record(3));
+  recorder.set_outcome(place, static_cast<std::uint8_t>(Errc::internal));
+  for (const OpRecord& kept : recorder.snapshot()) EXPECT_EQ(kept.outcome, 0U);
+}
+
 TEST(FlightRecorderTest, NoRecordIsTornWhileFourThreadsWrite) {
   FlightRecorder recorder;
   std::atomic<bool> stop{false};
