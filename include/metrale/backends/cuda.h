@@ -38,6 +38,6 @@ std::optional<std::string> unavailable();
 /// Errors: unsupported (as `unavailable`), invalid_argument (no such device: names those there are), bad_format (a module that this
 ///   device cannot load: names both architectures), not_found and io (METRALE_KERNEL_PATH), device_lost (this process lost it
 ///   before), out_of_memory, internal.
-Result<std::unique_ptr<GpuBackend>> create(Options options = {});
+Result<std::unique_ptr<GpuBackend>> create(const Options& options = {});
 
 }  // namespace metrale::cuda

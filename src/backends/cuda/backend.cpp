@@ -117,7 +117,7 @@ Result<std::unique_ptr<GpuBackend>> create_with_driver(const Driver& driver, con
   }
 }
 
-Result<std::unique_ptr<GpuBackend>> create(Options options) {
+Result<std::unique_ptr<GpuBackend>> create(const Options& options) {
   const Driver* driver = METRALE_TRY(load_driver());
   return create_with_driver(*driver, options);
 }

@@ -15,7 +15,8 @@ Result<NativeEvent> CudaBackend::do_create_event(bool timed) {
 
 // The driver keeps an event whose record is still to come.
 Result<> CudaBackend::do_destroy_event(NativeEvent event) {
-  return part_in_context({.kind = Parting::Kind::event, .value = event.value}, [&](Parting parting) { return give_back(parting); });
+  return part_in_context({.kind = Parting::Kind::event, .value = event.value},
+                         [&](const Parting& parting) { return give_back(parting); });
 }
 
 Result<> CudaBackend::do_record_event(NativeEvent event, NativeStream stream) {
