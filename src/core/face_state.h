@@ -174,7 +174,7 @@ struct FaceState {
   /// The error of an operation whose capability is absent.
   Error unsupported(Op op, const Site& site) const;
 
-  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome. `recorded`: where the
+  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome. In `recorded` the
   /// body says that it had the operation recorded ahead.
   template <class Body>
   auto run(OpRecord record, Body&& body, const Recorded* recorded = nullptr) -> decltype(body()) {
