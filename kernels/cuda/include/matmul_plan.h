@@ -162,7 +162,9 @@ static constexpr std::uint32_t one_shared_bytes(DType type, std::uint32_t k, std
   const auto rounds = static_cast<std::uint32_t>(div_ceil(k / elements, team));
   const std::uint32_t slots = one_slots(rounds * team * elements / 4);
   const std::uint32_t norms = few ? threads * elements / 4 : k <= kOneNormMost ? slots : 0;
-  return (slots + norms) * 16 + threads / 32 * (2 * kOneSums * (gated ? 2 : 1) + 1) * 4 + teams * 4;
+  // The compiler reads what is left of a team's squares as a whole quad, up to three floats beyond the last.
+  constexpr std::uint32_t kBeyond = 12;
+  return (slots + norms) * 16 + threads / 32 * (2 * kOneSums * (gated ? 2 : 1) + 1) * 4 + teams * 4 + kBeyond;
 }
 /// Entries beside the general ones, each with the arguments of one of those: for one row of x and weights of one type, in the
 /// order of `one_entry`, where rows of W are many and where they are few; and for prepared rows and bf16 weights.
