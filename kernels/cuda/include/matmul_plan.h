@@ -137,7 +137,8 @@ inline constexpr std::uint32_t kOneChunks = 256;
 inline constexpr std::uint32_t kOneFewRows = 24;
 /// Bytes of dense weights of a block that go to the second-level cache at the start, beyond those in registers.
 inline constexpr std::uint32_t kOneAhead = 16 * 1024;
-/// Blocks of a multiprocessor where rows are not few.
+/// Blocks of a multiprocessor where rows are not few and a block has all its threads; of smaller ones as many more as there are
+/// registers for.
 inline constexpr std::uint32_t kOneBlocks = 2;
 /// Rows whose sums a team gathers before it writes them.
 inline constexpr std::uint32_t kOneSums = 64;
@@ -219,12 +220,13 @@ static constexpr Plan plan_one(std::string_view function, const LinearParams& p,
   const std::uint32_t group = one_rows(type, gated, few) / of_row;
   std::uint64_t granules = 0;
   for (std::uint32_t i = 0; i < matrices; ++i) granules += packed ? div_ceil(p.w[i].n, group) : p.w[i].n;
-  const std::uint64_t most = std::uint64_t{few ? 1 : kOneBlocks} * sm_count;
-  const std::uint64_t blocks = granules < most ? (granules == 0 ? 1 : granules) : most;
   const std::uint64_t team = round_up(div_ceil(chunks, rounds), 32);
+  const std::uint64_t threads = one_threads(type, few), whole_teams = team < threads ? threads / team * team : team;
+  const std::uint64_t most = (few ? 1 : kOneBlocks * threads / whole_teams) * sm_count;
+  const std::uint64_t blocks = granules < most ? (granules == 0 ? 1 : granules) : most;
   // A team for each group of rows that a block has, as far as there are threads.
   std::uint64_t teams = div_ceil(div_ceil(granules, blocks), packed ? 1 : group);
-  teams = teams > one_threads(type, few) / team ? one_threads(type, few) / team : teams == 0 ? 1 : teams;
+  teams = teams > threads / team ? threads / team : teams == 0 ? 1 : teams;
   const std::uint32_t shared =
       one_shared_bytes(type, p.k, static_cast<std::uint32_t>(team), static_cast<std::uint32_t>(teams), gated, few);
   if (shared > kSharedLimit) return {};

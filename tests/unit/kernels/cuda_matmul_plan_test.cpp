@@ -39,7 +39,10 @@ TEST(CudaMatmulPlan, OneRowHasAnEntryOfItsType) {
           EXPECT_LE(plan.block.x * plan.block.y, one_threads(type, few));
           EXPECT_LE(plan.block.y, 15U);
           EXPECT_LE(plan.shared_bytes, kSharedLimit);
-          EXPECT_LE(plan.grid.x, kChip * kOneBlocks);
+          // All blocks at once, as the registers allow.
+          if (plan.grid.x > kChip * kOneBlocks) {
+            EXPECT_LE(div_ceil(plan.grid.x, kChip) * plan.block.x * plan.block.y, kOneBlocks * one_threads(type, few));
+          }
           // Where rows are few, a team's threads have one chunk each.
           if (few) {
             EXPECT_GE(plan.block.x * chunk_elements(type), k);
@@ -55,6 +58,13 @@ TEST(CudaMatmulPlan, FewRowsAreThoseOfSmallMatrices) {
   EXPECT_EQ(plan_linear("swiglu", one(DType::bf16, 1536, 576), kChip).function, "swiglu_bf16_1_few");
   EXPECT_EQ(plan_linear("linear", one(DType::bf16, 49152, 576), kChip).function, "linear_bf16_1");
   EXPECT_EQ(plan_linear("linear", one(DType::bf16, 1024, 4096), kChip).function, "linear_bf16_1");  // two chunks a thread
+}
+
+TEST(CudaMatmulPlan, BlocksThatAreSmallerAreMore) {
+  const Plan narrow = plan_linear("linear", one(DType::bf16, 151936, 2560), kChip);  // 320 chunks: two rounds of 160
+  EXPECT_EQ(narrow.block.x, 160U);
+  EXPECT_EQ(narrow.grid.x, kChip * 3);
+  EXPECT_EQ(plan_linear("linear", one(DType::bf16, 128256, 4096), kChip).grid.x, kChip * kOneBlocks);
 }
 
 TEST(CudaMatmulPlan, WhatNoEntryTakesGoesToTheGeneralKernel) {
