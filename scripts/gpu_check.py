@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_steps import CASES, FEW_MODEL_TESTS, MODEL_TESTS, ROOT, SANITIZERS, findings, last_line, ratios, steps
+from gpu_steps import CASES, ROOT, SANITIZERS, UNSANITIZED, findings, last_line, ratios, steps
 
 TAIL_CHARACTERS = 6000
 
@@ -189,6 +189,8 @@ def not_run(options, chosen):
         yield "peers: --peers was not given"
     if not options.sanitize:
         yield "compute-sanitizer: --sanitize was not given"
+    elif any(step.beside for step in chosen):
+        yield from (f"compute-sanitizer, {program}: {why}" for program, why in UNSANITIZED.items())
 
 
 def print_report(report):
@@ -238,9 +240,8 @@ def main():
     parser.add_argument("--sanitize", action="store_true", help=f"also under compute-sanitizer: {', '.join(SANITIZERS)}")
     parser.add_argument("--sanitizer", help="the compute-sanitizer program, if it is not on the path")
     parser.add_argument("--sanitize-filter", help=f"conformance cases to sanitize ({CASES}; fewer under initcheck)")
-    parser.add_argument("--sanitize-tests", help="GoogleTest filter of the model tests to sanitize "
-                        f"({MODEL_TESTS} under memcheck, else {FEW_MODEL_TESTS})")
-    parser.add_argument("--jobs", type=int, default=4, help="sanitizer steps that run at the same time (%(default)s)")
+    parser.add_argument("--sanitize-tests", help="GoogleTest filter of the model tests to sanitize, for those that --list prints")
+    parser.add_argument("--jobs", type=int, default=3, help="sanitizer steps that run at the same time (%(default)s)")
     parser.add_argument("--peers", action="store_true", help="also the peers: raw limits, cuBLASLt, torch.compile")
     parser.add_argument("--peer-limit", type=int, default=240, help="seconds for each run of a PyTorch peer (%(default)s)")
     parser.add_argument("--python", default="python3", help="a Python with torch and transformers (%(default)s)")

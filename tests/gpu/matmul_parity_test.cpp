@@ -59,14 +59,15 @@ class MatmulParity : public Parity {
 
   /// Shapes for a type: whole blocks, and for dense types also ragged ones; few rows and many.
   static std::vector<Shape> shapes(DType dtype) {
-    if (dtype == DType::q4_k || dtype == DType::q6_k) return {{600, 1536}, {1, 256}, {37, 512}, {130, 4096}, {3300, 256}};
-    if (is_quantised(dtype)) return {{576, 576}, {1, 32}, {37, 96}, {130, 4096}, {3300, 256}};
-    return {{576, 576}, {1, 32}, {37, 100}, {129, 70}, {130, 4096}, {3300, 256}};
+    if (dtype == DType::q4_k || dtype == DType::q6_k)
+      return {{100, 1024}, {1, 256}, {37, 512}, {600, 1536}, {130, 4096}, {3300, 256}};
+    if (is_quantised(dtype)) return {{100, 1024}, {1, 32}, {37, 96}, {576, 576}, {130, 4096}, {3300, 256}};
+    return {{100, 1024}, {1, 32}, {37, 100}, {129, 70}, {576, 576}, {130, 4096}, {3300, 256}};
   }
   /// What decides which kernel takes a product, and how.
   static std::string kind_of(std::string_view test, DType dtype, std::uint32_t m, std::uint32_t n, std::uint32_t k) {
     const char* rows = m == 1 ? "one row" : m <= 4 ? "few rows" : m <= 32 ? "some rows" : "many rows";
-    return fmt::format("{} {} {}{}{}", test, to_string(dtype), rows, n > 3000 ? ", many rows of W" : "",
+    return fmt::format("{} {} {}{}{}", test, to_string(dtype), rows, m == 1 && n > 3000 ? ", many rows of W" : "",
                        k % 8 != 0 ? ", ragged" : "");
   }
   static constexpr std::uint32_t kRows[] = {1, 2, 7, 8, 9, 33, 130};

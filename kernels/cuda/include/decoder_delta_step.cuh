@@ -36,10 +36,10 @@ class DeltaStep {
     const float4* query_at = reinterpret_cast<const float4*>(head_.query) + quarter;
     const float eps = p_.norm_eps;
     const u32 barrier = shared_address(&shared_.barrier);
-    if (threadIdx.x == 0) {
-      init_barrier(barrier);
-      expect_bytes(barrier, kDeltaBlocks * kWarps * 8);
-    }
+    if (threadIdx.x == 0) init_barrier(barrier);
+    // The initialisation is an instruction of the whole warp, which racecheck takes for another lane's.
+    __syncwarp();
+    if (threadIdx.x == 0) expect_bytes(barrier, kDeltaBlocks * kWarps * 8);
     cluster_arrive();
     cluster_wait();
     // Not to be worked out after the wait.
