@@ -25,6 +25,7 @@ Log& log_of_process() {
 }
 
 void CUDA_CB on_line(void*, CUlogLevel, char* message, std::size_t length) noexcept {
+  if (ExpectedRefusal::num_on_thread() != 0) return;
   try {
     std::string line(message, length);
     // A final zero may be counted, and the text goes into a single line.
@@ -40,6 +41,11 @@ void CUDA_CB on_line(void*, CUlogLevel, char* message, std::size_t length) noexc
 }
 
 }  // namespace
+
+int& ExpectedRefusal::num_on_thread() noexcept {
+  thread_local int count = 0;
+  return count;
+}
 
 void listen_to_log(const Driver& driver) {
   if (driver.cuLogsRegisterCallback_ == nullptr) return;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/driver_log.h"
 #include "metrale/log.h"
 
 namespace metrale::cuda {
@@ -77,6 +78,7 @@ class AddressScan {
     CUDA_KERNEL_NODE_PARAMS params{};
     if (!succeeded(driver_.cuGraphKernelNodeGetParams_(node, &params), "cuGraphKernelNodeGetParams")) return;
     if (params.kernelParams != nullptr) {
+      const ExpectedRefusal end_of_list;
       std::size_t offset = 0;
       std::size_t bytes = 0;
       for (std::size_t i = 0; succeeded(param_info(params, i, offset, bytes), "cuFuncGetParamInfo"); ++i)

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "backends/cuda/driver_log.h"
 #include "backends/cuda/image.h"
 #include "backends/cuda/status.h"
 #include "metrale/log.h"
@@ -192,6 +193,7 @@ Result<> Modules::add_kernels(const std::string& name, CUmodule handle, std::uin
 }
 
 Result<> Modules::read_signature(Kernel& kernel) {
+  const ExpectedRefusal end_of_list;
   for (std::size_t i = 0; i < kMaxParams; ++i) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
@@ -217,7 +219,10 @@ Result<> Modules::read_published(const std::string& module, CUmodule handle, std
       const std::string name = fmt::format("{}{}", kernel->entry(), suffix);
       CUdeviceptr address = 0;
       std::size_t bytes = 0;
-      const CUresult code = driver_.cuModuleGetGlobal_(&address, &bytes, handle, name.c_str());
+      const CUresult code = [&] {
+        const ExpectedRefusal where_it_publishes_nothing;
+        return driver_.cuModuleGetGlobal_(&address, &bytes, handle, name.c_str());
+      }();
       if (code == CUDA_ERROR_NOT_FOUND) continue;
       METRALE_TRY(check(driver_, code, "cuModuleGetGlobal"));
       if (bytes != sizeof(std::uint32_t)) {
@@ -275,8 +280,7 @@ Result<> Modules::load_code(Kernel& kernel) {
   // The same for all: between two launches that differ in it a multiprocessor empties and is set up anew, some 5 us. A kernel whose
   // blocks need more gets more.
   METRALE_TRY(check(
-      driver_,
-      driver_.cuFuncSetAttribute_(kernel.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, kSharedPercent),
+      driver_, driver_.cuFuncSetAttribute_(kernel.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, kSharedPercent),
       "cuFuncSetAttribute"));
   kernel.loaded.store(true, std::memory_order_release);
   return {};

@@ -149,14 +149,16 @@ CUresult State::wait_for_all(Lock& lock, const Context& context) {
   return context.sticky;
 }
 
-void State::fault(Context& context, CUresult code, const std::string& text) {
-  {
-    const std::lock_guard logs(log_mutex);
-    for (const auto& [id, callback] : log_callbacks) {
-      std::string line = "[fake driver][E] " + text;
-      callback.fn(callback.data, CU_LOG_LEVEL_ERROR, line.data(), line.size());
-    }
+void State::write_log(const std::string& text) {
+  const std::lock_guard logs(log_mutex);
+  for (const auto& [id, callback] : log_callbacks) {
+    std::string line = "[fake driver][E] " + text;
+    callback.fn(callback.data, CU_LOG_LEVEL_ERROR, line.data(), line.size());
   }
+}
+
+void State::fault(Context& context, CUresult code, const std::string& text) {
+  write_log(text);
   const std::lock_guard lock(mutex);
   if (context.sticky == CUDA_SUCCESS) context.sticky = code;
   if (context.device->sticky == CUDA_SUCCESS) context.device->sticky = code;

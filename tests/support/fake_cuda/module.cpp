@@ -158,7 +158,10 @@ CUresult cuModuleGetGlobal(CUdeviceptr* address, std::size_t* bytes, CUmodule ha
   const std::shared_ptr<Module> module = find_module(call, handle);
   if (!call) return call.code;
   const auto found = module->globals.find(std::string_view(name));
-  if (found == module->globals.end()) return CUDA_ERROR_NOT_FOUND;
+  if (found == module->globals.end()) {
+    call->write_log("a global that is not there was asked for");
+    return CUDA_ERROR_NOT_FOUND;
+  }
   if (address != nullptr) *address = found->second;
   if (bytes != nullptr) *bytes = call->blocks.at(found->second).bytes;
   return CUDA_SUCCESS;
@@ -216,7 +219,10 @@ CUresult cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* o
   Call call(kInContext);
   const std::shared_ptr<Function> function = find_function(call, handle);
   if (!call) return call.code;
-  if (index >= function->param_bytes.size()) return CUDA_ERROR_INVALID_VALUE;
+  if (index >= function->param_bytes.size()) {
+    call->write_log("a parameter past the last was asked for");
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *offset = function->param_offsets[index];
   if (bytes != nullptr) *bytes = function->param_bytes[index];
   return CUDA_SUCCESS;

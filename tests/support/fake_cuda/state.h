@@ -294,6 +294,7 @@ struct State {
     CUlogsCallback fn;
     void* data;
   };
+  void write_log(const std::string& text);
   std::mutex log_mutex;
   std::map<std::uintptr_t, LogCallback> log_callbacks;
   std::uintptr_t last_log_callback = 0;

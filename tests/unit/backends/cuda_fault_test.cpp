@@ -47,6 +47,22 @@ TEST_F(CudaFault, AKernelsFaultIsReportedWithTheDriversLog) {
   EXPECT_EQ(text.find('\n'), std::string::npos);
 }
 
+TEST_F(CudaFault, WhatLoadingAndCapturingAskTheDriverInVainIsNotInItsLog) {
+  loses_device = true;
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  const std::array args{KernelArg::buffer(ptr), KernelArg::value(std::uint32_t{5})};
+  take(on().begin_capture(s));
+  take(on().launch_typed(take(on().kernel("test", "store")), {}, {}, 0, s, args));
+  take(on().destroy_graph(take(on().end_capture(s))));
+  fake.lose();
+  const Result<> told = on().synchronize(s);
+  ASSERT_FALSE(told);
+  const std::string text = told.error().to_string();
+  EXPECT_THAT(text, ::testing::HasSubstr("the device was lost, as a test asked"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("asked for")));
+}
+
 TEST_F(CudaFault, ALostDeviceIsNotCalledAgain) {
   loses_device = true;
   const StreamHandle s = stream();
