@@ -75,8 +75,7 @@ Context::~Context() {
   static_cast<void>(driver_.cuCtxGetCurrent_(&current));
   if (current != handle_) static_cast<void>(make_current().has_value());
   work_.events().close();
-  // Once more where the driver refused: nobody else knows of it.
-  if (driver_.cuDevicePrimaryCtxRelease_(device_) != CUDA_SUCCESS) static_cast<void>(driver_.cuDevicePrimaryCtxRelease_(device_));
+  static_cast<void>(give_back_insisting([&] { return driver_.cuDevicePrimaryCtxRelease_(device_); }));
   if (current != handle_) static_cast<void>(driver_.cuCtxSetCurrent_(current));
 }
 

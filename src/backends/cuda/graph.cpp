@@ -20,8 +20,7 @@ class Template {
  public:
   Template(const Driver& driver, CUgraph graph) noexcept : driver_(driver), graph_(graph) {}
   ~Template() {
-    // Once more where the driver refused: nobody else knows of it.
-    if (graph_ != nullptr && driver_.cuGraphDestroy_(graph_) != CUDA_SUCCESS) static_cast<void>(driver_.cuGraphDestroy_(graph_));
+    if (graph_ != nullptr) static_cast<void>(give_back_insisting([&] { return driver_.cuGraphDestroy_(graph_); }));
   }
   Template(const Template&) = delete;
   Template& operator=(const Template&) = delete;

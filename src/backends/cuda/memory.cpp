@@ -107,11 +107,8 @@ Result<> CudaBackend::do_register_host(void* ptr, std::uint64_t bytes) {
 
 Result<> CudaBackend::do_unregister_host(void* ptr, std::uint64_t) {
   METRALE_TRY(context_->make_current());
-  const CUresult code = driver_.cuMemHostUnregister_(ptr);
-  if (code == CUDA_SUCCESS || is_gone(code)) return {};
-  // Once more, whatever is said: its owner frees the memory now, and pages that stay locked are lost to the host.
-  if (!is_sticky(code)) static_cast<void>(driver_.cuMemHostUnregister_(ptr));
-  return check(code, "cuMemHostUnregister");
+  // Its owner frees the memory now, whatever is said, and pages that stay locked are lost to the host.
+  return context_->check_release(give_back_insisting([&] { return driver_.cuMemHostUnregister_(ptr); }), "cuMemHostUnregister");
 }
 
 Result<DevicePtr> CudaBackend::do_host_alias(void* base) {

@@ -244,9 +244,7 @@ Result<> Modules::read_published(const std::string& module, CUmodule handle, std
   }
   // What was enqueued writes into `found`, so it is waited for in any case.
   Result<> waited = check(driver_, driver_.cuStreamSynchronize_(stream), "cuStreamSynchronize");
-  Result<> destroyed = check(driver_, driver_.cuStreamDestroy_(stream), "cuStreamDestroy");
-  // Once more where the driver refused: nobody else knows of it.
-  if (!destroyed) static_cast<void>(driver_.cuStreamDestroy_(stream));
+  Result<> destroyed = check(driver_, give_back_insisting([&] { return driver_.cuStreamDestroy_(stream); }), "cuStreamDestroy");
   METRALE_TRY(std::move(read));
   METRALE_TRY(std::move(waited));
   METRALE_TRY(std::move(destroyed));

@@ -136,8 +136,7 @@ void PinnedPool::close(bool driver_works) noexcept {
   std::lock_guard lock(mutex_);
   is_closed_ = true;
   for (const auto& [base, slab] : slabs_) {
-    // Once more where the driver refused: nobody else knows of it.
-    if (driver_works && driver_.cuMemFreeHost_(slab.base) != CUDA_SUCCESS) static_cast<void>(driver_.cuMemFreeHost_(slab.base));
+    if (driver_works) static_cast<void>(give_back_insisting([&] { return driver_.cuMemFreeHost_(slab.base); }));
   }
   slabs_.clear();
 }

@@ -38,8 +38,7 @@ void EventPool::give(CUevent event) noexcept {
 void EventPool::close() noexcept {
   std::lock_guard lock(mutex_);
   for (const CUevent event : free_) {
-    // Once more where the driver refused: nobody else knows of it.
-    if (driver_.cuEventDestroy_(event) != CUDA_SUCCESS) static_cast<void>(driver_.cuEventDestroy_(event));
+    static_cast<void>(give_back_insisting([&] { return driver_.cuEventDestroy_(event); }));
   }
   free_.clear();
   is_closed_ = true;
