@@ -108,30 +108,5 @@ TEST_F(CudaCopy, FrozenBytesGoWithTheirGraph) {
   take(on().destroy_graph(graph));
 }
 
-// ---- launches ----
-
-TEST_F(CudaCopy, ALaunchIsOneCallOfTheDriver) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  const KernelHandle store = take(on().kernel("test", "store"));
-  const std::array args{KernelArg::buffer(ptr), KernelArg::value(std::uint32_t{5})};
-  const auto launch = [&] { take(on().launch_typed(store, {}, {}, 0, s, args)); };
-  launch();
-  EXPECT_EQ(calls(launch), 1U);
-  EXPECT_EQ(read_words(on(), ptr, 1, s)[0], 5U);
-  EXPECT_EQ(fake.num_lazy_loads(), 0U) << "a warm backend has loaded every kernel before its first launch";
-}
-
-TEST_F(CudaCopy, ALaunchWorksUnderAContextThatAnotherLibraryMadeCurrent) {
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(64);
-  const KernelHandle store = take(on().kernel("test", "store"));
-  const std::array args{KernelArg::buffer(ptr), KernelArg::value(std::uint32_t{5})};
-  take(on().launch_typed(store, {}, {}, 0, s, args));
-  ASSERT_EQ(fake.driver().cuCtxSetCurrent_(nullptr), CUDA_SUCCESS);
-  take(on().launch_typed(store, {}, {}, 0, s, args));
-  take(on().synchronize(s));
-}
-
 }  // namespace
 }  // namespace metrale::test

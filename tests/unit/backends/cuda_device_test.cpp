@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Devices that lack something, and what the backend asks of the driver for streams, clusters and shared memory.
+// Devices that lack something, and what the backend asks of the driver for its streams.
 #include <atomic>
 #include <climits>
 
 #include "cuda_fixture.h"
 #include "metrale/backends/host.h"
-#include "support/heap_counter.h"
 
 namespace metrale::test {
 namespace {
@@ -133,60 +132,6 @@ TEST_F(CudaDevicesApart, StreamsOfAnotherContextAndTheDriversDefaultOnesAreNotWr
   EXPECT_ERRC(on().wrap_stream(take(other->native_stream(theirs))), Errc::invalid_argument);
   for (const CUstream by_default : {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD})
     EXPECT_ERRC(on().wrap_stream(reinterpret_cast<std::uintptr_t>(by_default)), Errc::invalid_argument);
-}
-
-// ---- launches ----
-
-TEST_F(CudaDevice, WideClustersAreAllowedOnceForEachKernel) {
-  const StreamHandle s = stream();
-  const KernelHandle store = take(on().kernel("test", "store"));
-  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
-  const auto launch = [&](std::uint32_t blocks) {
-    return on().launch_typed(store, {blocks, 1, 1}, {}, 0, s, args, {.cluster = {blocks, 1, 1}});
-  };
-  EXPECT_EQ(calls("cuFuncSetAttribute", [&] { take(launch(8)); }), 0U) << "every device of its kind can run eight";
-  EXPECT_EQ(calls("cuFuncSetAttribute",
-                  [&] {
-                    for (int i = 0; i < 3; ++i) take(launch(16));
-                  }),
-            1U);
-  EXPECT_ERRC(launch(32), Errc::invalid_argument);
-  EXPECT_OK(on().health());
-}
-
-TEST_F(CudaDevice, ALaunchTouchesNoHeap) {
-  if (!kCountsHeapAllocations) GTEST_SKIP() << "this sanitizer keeps operator new for itself";
-  // The fake copies the arguments of a launch; one that does nothing leaves what the backend does.
-  cuda::Driver driver = fake.driver();
-  driver.cuLaunchKernel_ = [](auto...) { return CUDA_SUCCESS; };
-  driver.cuLaunchKernelEx_ = [](auto...) { return CUDA_SUCCESS; };
-  gpu = take(create(driver));
-  const StreamHandle s = stream();
-  const KernelHandle store = take(on().kernel("test", "store"));
-  DevicePtr ptr = block(64);
-  std::uint32_t value = 5;
-  std::array<void*, 2> params{&ptr, &value};
-  const std::array args{KernelArg::buffer(ptr), KernelArg::value(value)};
-  const auto launch = [&] {
-    take(on().launch_typed(store, {}, {}, 0, s, args));
-    take(on().launch_typed(store, {2, 1, 1}, {}, 0, s, args, {.cluster = {2, 1, 1}}));
-    take(on().launch(store, {}, {}, 0, s, params.data()));
-  };
-  launch();
-  const std::uint64_t before = num_heap_allocations();
-  for (int i = 0; i < 100; ++i) launch();
-  EXPECT_EQ(num_heap_allocations(), before);
-  gpu.reset();
-}
-
-TEST_F(CudaDevice, SharedMemoryIsOptedInWhenAKernelIsLoadedAndNotAtItsLaunches) {
-  const StreamHandle s = stream();
-  const KernelHandle store = take(on().kernel("test", "store"));
-  const std::array args{KernelArg::buffer(block(64)), KernelArg::value(std::uint32_t{5})};
-  EXPECT_EQ(calls("cuFuncSetAttribute", [&] { take(on().launch_typed(store, {}, {}, 200 << 10, s, args)); }), 0U);
-  const auto refused = on().launch_typed(store, {}, {}, 300 << 10, s, args);
-  EXPECT_ERRC(refused, Errc::invalid_argument);
-  EXPECT_THAT(refused.error().to_string(), HasSubstr(std::to_string(227 << 10))) << "what it may ask for";
 }
 
 }  // namespace
