@@ -143,6 +143,10 @@ std::string state(std::string_view when, const std::optional<GpuState>& s) {
       escape(s->name), escape(s->driver), s->sm_mhz, s->memory_mhz, s->power_watts, s->temperature_celsius, escape(limits));
 }
 
+std::string driver(int version) {
+  return version == 0 ? "no driver" : fmt::format("driver for CUDA {}.{}", version / 1000, version % 1000 / 10);
+}
+
 std::string profile(const Profile& p) {
   std::string html = fmt::format(
       "<h3>{}</h3><p>A token takes {:.1f} µs; launch by launch, with an event of {:.2f} µs after each, {:.1f} µs.</p>\n"
@@ -165,9 +169,9 @@ std::string profile(const Profile& p) {
 std::string to_html(const Report& report) {
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=en><meta charset=utf-8><title>metgpu bench, {}</title><style>{}</style>\n<h1>metgpu bench</h1>\n"
-      "<p>{}, {} backend, driver {}, {} · metrale {} · up to {} rounds, both sides in turn<br><code>{}</code></p>\n",
-      escape(report.device), kStyle, escape(report.device), escape(report.backend), report.driver_version, escape(report.date),
-      escape(report.version), report.rounds, escape(report.command));
+      "<p>{}, {} backend, {}, {} · metrale {} · up to {} rounds, both sides in turn<br><code>{}</code></p>\n",
+      escape(report.device), kStyle, escape(report.device), escape(report.backend), driver(report.driver_version),
+      escape(report.date), escape(report.version), report.rounds, escape(report.command));
   if (report.before || report.after) {
     html +=
         "<table><tr><th><th>GPU<th class=n>SM clock<th class=n>memory clock<th class=n>power<th class=n>temperature<th>limited by"

@@ -37,6 +37,13 @@ TEST(Html, TextOfTheReportCannotBecomeMarkup) {
   EXPECT_THAT(page, Not(HasSubstr("<GPU>")));
 }
 
+TEST(Html, TheDriversVersionIsWrittenAsPeopleWriteIt) {
+  Report report = sample();
+  EXPECT_THAT(to_html(report), HasSubstr("no driver"));
+  report.driver_version = 12'040;
+  EXPECT_THAT(to_html(report), HasSubstr("driver for CUDA 12.4,"));
+}
+
 TEST(Html, JudgedRowsHaveABarWithBothBounds) {
   const std::string page = to_html(sample());
   EXPECT_EQ(count(page, "<rect "), 1U) << "a bar for the row that has bounds, none for the sweep";
