@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/driver_log.h"
@@ -77,14 +80,23 @@ class AddressScan {
     CUDA_KERNEL_NODE_PARAMS params{};
     if (!succeeded(driver_.cuGraphKernelNodeGetParams_(node, &params), "cuGraphKernelNodeGetParams")) return;
     if (params.kernelParams != nullptr) {
-      const ExpectedRefusal end_of_list;
-      std::size_t offset = 0;
-      std::size_t bytes = 0;
-      for (std::size_t i = 0; succeeded(param_info(params, i, offset, bytes), "cuFuncGetParamInfo"); ++i)
-        words(params.kernelParams[i], bytes);
+      const std::vector<std::size_t>& sizes = param_bytes(params);
+      for (std::size_t i = 0; i < sizes.size(); ++i) words(params.kernelParams[i], sizes[i]);
     } else if (params.extra != nullptr) {
       packed(params.extra);
     }
+  }
+
+  /// Sizes of the parameters of a node's kernel, as far as the driver tells them. Most kernels have many nodes; each is asked once.
+  const std::vector<std::size_t>& param_bytes(const CUDA_KERNEL_NODE_PARAMS& params) {
+    const ExpectedRefusal end_of_list;
+    const auto [entry, is_new] = param_bytes_.try_emplace({params.func, params.kern});
+    std::vector<std::size_t>& sizes = entry->second;
+    if (!is_new) return sizes;
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    while (succeeded(param_info(params, sizes.size(), offset, bytes), "cuFuncGetParamInfo")) sizes.push_back(bytes);
+    return sizes;
   }
 
   CUresult param_info(const CUDA_KERNEL_NODE_PARAMS& params, std::size_t index, std::size_t& offset, std::size_t& bytes) const {
@@ -114,6 +126,7 @@ class AddressScan {
   const Driver& driver_;
   CUresult problem_ = CUDA_SUCCESS;
   std::string_view asked_;
+  std::map<std::pair<CUfunction, CUkernel>, std::vector<std::size_t>> param_bytes_;
   std::vector<DevicePtr> found_;
 };
 
