@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   backends_under_test().push_back(skeleton_under_test());
 #if defined(METRALE_WITH_CUDA)
   backends_under_test().push_back(fake_cuda_under_test());
+  backends_under_test().push_back(fake_cuda_sm_80_under_test());
 #endif
   SuiteOptions options;
   std::string mutant;

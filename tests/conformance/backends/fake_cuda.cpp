@@ -38,7 +38,7 @@ struct Machine {
     module = gpu.add_module(kModule, kernels, globals);
     static_cast<void>(gpu.driver().cuInit_(0));  // as load_driver does
   }
-  fake_cuda::FakeGpu gpu;
+  fake_cuda::FakeGpu gpu{{.devices = {{}, {.compute_capability = 80, .managed_memory = false}}}};
   cuda::ModuleImage module;
 };
 
@@ -47,20 +47,19 @@ Machine& machine() {
   return instance;
 }
 
-}  // namespace
-
-BackendUnderTest fake_cuda_under_test() {
+BackendUnderTest on_device(std::string_view name, int ordinal) {
   BackendUnderTest backend;
-  backend.name = "fake_cuda";
-  backend.create = [](const CreateOptions& options) {
+  backend.name = name;
+  backend.create = [ordinal](const CreateOptions& options) {
     Machine& on = machine();
     if (options.memory_limit_bytes) {
-      on.gpu.set_total_memory(*options.memory_limit_bytes);
-    } else if (on.gpu.num_retains() == 0) {
-      on.gpu.set_total_memory(kTotalBytes);
+      on.gpu.set_total_memory(*options.memory_limit_bytes, ordinal);
+    } else if (on.gpu.num_retains(ordinal) == 0) {
+      on.gpu.set_total_memory(kTotalBytes, ordinal);
     }
     cuda::Options made;
     made.face = options.face;
+    made.ordinal = ordinal;
     made.modules = {on.module};
     return cuda::create_with_driver(on.gpu.driver(), std::move(made));
   };
@@ -70,5 +69,10 @@ BackendUnderTest fake_cuda_under_test() {
   backend.unsupported = {{"Lifecycle.HasItsNameAndIsHealthy", "it is the real backend, whose name is cuda"}};
   return backend;
 }
+
+}  // namespace
+
+BackendUnderTest fake_cuda_under_test() { return on_device("fake_cuda", 0); }
+BackendUnderTest fake_cuda_sm_80_under_test() { return on_device("fake_cuda_sm_80", 1); }
 
 }  // namespace metrale::conformance

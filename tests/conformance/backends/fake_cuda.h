@@ -5,7 +5,9 @@
 
 namespace metrale::conformance {
 
-/// The CUDA backend on a driver without a GPU. Known to the test program only.
+/// The CUDA backend on a driver without a GPU, which has what an sm_90 has. Known to the test program only.
 BackendUnderTest fake_cuda_under_test();
+/// The same on one without clusters, dependent launch, tensor maps and managed memory.
+BackendUnderTest fake_cuda_sm_80_under_test();
 
 }  // namespace metrale::conformance
