@@ -43,6 +43,8 @@ struct DecoderOptions {
   std::uint32_t tokens_per_replay = 0;
   /// Let a kernel of a step start before the one ahead of it ends, where backend and kernel can. Off to compare.
   bool dependent_launch = true;
+  /// Let one kernel run all layers for one token, where the backend has one for the model. Off to compare.
+  bool one_kernel = true;
 };
 
 /// Counts since the decoder was made.
@@ -152,6 +154,8 @@ class Decoder {
   Result<std::vector<RowScore>> append_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
 
   const ModelConfig& config() const noexcept;
+  /// Whether one kernel runs all layers for one token.
+  bool has_one_kernel() const noexcept;
   /// With `kv_type` and `tokens_per_replay` decided.
   const DecoderOptions& options() const noexcept;
   const DecoderStats& stats() const noexcept;

@@ -20,6 +20,12 @@
 //   rotate_attend B q, B k, B v, B q_norm?, B k_norm?, B rotary, B step, B block_table, B key_cache, B value_cache, B out,
 //                 B scratch?, P RotateAttendParams       rotate_store, then attend_one, of one token; q is left as it was
 //
+// Optional too, module kLayersModule, an entry for each model that has one; the backend's plans say which:
+//   <entry>       B table, B embedding, B ids, B inverse_frequencies, B step, B block_table, B exchange, B hidden, P LayersParams
+//                 all layers for one token, from its id to the residual stream after the last: rotary, gather, and for each layer
+//                 the matrices, rotate_attend and swiglu. table: LayerAddresses [layers]; exchange: zeroed once, for one launch at
+//                 a time
+//
 // Grids: widen any x; rotary and rotate_store {m}; attend {num_heads, ceil(m / n_tile)}; attend_one any x up to num_heads;
 // conv {ceil(channels / n_tile)}; delta {num_value_heads}; argmax and score {rows}; n_tile is what the kernel publishes. Blocks
 // and shared memory are the backend's own matter.
@@ -34,6 +40,7 @@
 namespace metrale {
 
 inline constexpr std::string_view kDecoderModule = "decoder";
+inline constexpr std::string_view kLayersModule = "layers";
 
 /// The first bytes of the `step` Buffer.
 struct StepHeader {
@@ -108,6 +115,33 @@ struct RotateAttendParams {
   RotateStoreParams rotate;
   std::uint32_t gated = 0;  ///< As in AttendParams, and so is `scale`.
   float scale = 0;
+};
+
+/// Where a layer's tensors lie, as one entry of the table of kLayersModule: device addresses, aligned to 16 bytes. Matrices are bf16
+/// in rows, norms f32; keys and values are the layer's pools.
+struct LayerAddresses {
+  std::uint64_t q = 0;
+  std::uint64_t k = 0;
+  std::uint64_t v = 0;
+  std::uint64_t o = 0;
+  std::uint64_t gate = 0;
+  std::uint64_t up = 0;
+  std::uint64_t down = 0;
+  std::uint64_t input_norm = 0;
+  std::uint64_t post_norm = 0;
+  std::uint64_t keys = 0;
+  std::uint64_t values = 0;
+  std::uint64_t reserved[5] = {};
+};
+static_assert(sizeof(LayerAddresses) == 128);
+
+/// For the kernels of kLayersModule. All elements of a head are rotated; the cache is bf16.
+struct LayersParams {
+  std::uint32_t num_layers = 0;
+  std::uint32_t interleaved = 0;  ///< As in RotateStoreParams.
+  float norm_eps = 0;
+  float scale = 0;  ///< As in AttendParams.
+  CacheLayout cache;
 };
 
 /// x [m, channels] in place; weight [kernel, channels]; state [slots, kernel - 1, channels], oldest first.

@@ -4,6 +4,7 @@
 #include "models/decoder/launch_plans.h"
 
 #include "include/decoder_plan.h"
+#include "include/layers_plan.h"
 #include "include/matmul_plan.h"
 #include "include/sampling_plan.h"
 
@@ -71,6 +72,22 @@ class CudaPlans final : public LaunchPlans {
   LaunchShape conv(const ConvParams& params, std::uint32_t) const noexcept override { return shape(decoder::plan_conv(params)); }
   LaunchShape delta(const DeltaParams& params) const noexcept override { return shape(decoder::plan_delta(params)); }
   LaunchShape rows(const RowsParams& params) const noexcept override { return shape(decoder::plan_rows(params)); }
+  std::optional<LayersPlan> layers(const ModelConfig& c) const noexcept override {
+    const bool plain = c.family == ModelFamily::llama && !c.attention_bias && !c.mlp_bias && c.rope.rotary_dim == c.head_dim;
+    for (const cuda::layers::Entry& e : cuda::layers::kEntries) {
+      if (!plain || e.hidden != c.hidden_size || e.heads != c.num_heads || e.kv_heads != c.num_kv_heads ||
+          e.head_dim != c.head_dim || e.ff != c.intermediate_size || c.num_layers > e.most_layers ||
+          !cuda::layers::fits(e, chip_.sm_count))
+        continue;
+      return LayersPlan{.entry = e.name,
+                        .shape = {.grid = {e.blocks, 1, 1},
+                                  .block = {cuda::layers::kThreads, 1, 1},
+                                  .shared_bytes = e.shared_bytes,
+                                  .cooperative = true},
+                        .exchange_bytes = e.exchange_bytes};
+    }
+    return {};
+  }
   LaunchShape sample() const noexcept override {
     return {.grid = {cuda::sampling::kSampleBlocks, 1, 1}, .block = {cuda::sampling::kSampleThreads, 1, 1}};
   }

@@ -38,6 +38,7 @@ struct DecoderActivations {
   DevicePtr tokens;          ///< int32 [tokens_per_replay]
   DevicePtr sample_scratch;  ///< uint64 [vocab], where several tokens are decoded at once
   DevicePtr scores;          ///< RowScore [chunk_tokens]
+  DevicePtr exchange;        ///< of the kernel of all layers; null where there is none
   struct LinearState {
     DevicePtr conv;   ///< [max_sequences, conv_kernel - 1, conv_dim]
     DevicePtr delta;  ///< [max_sequences, value heads, key dim, value dim]
@@ -129,6 +130,8 @@ struct Decoder::Impl {
   std::uint64_t table_entries = 0;
   StepLayout step_layout;
   DevicePtr step;
+  DevicePtr layer_table;  ///< LayerAddresses [num_layers]; null without `act.exchange`
+  std::vector<LayerAddresses> layer_addresses;
   models::Regions step_regions;
   DecoderCache kv;
   DecoderGraphs graphs;
@@ -140,12 +143,17 @@ struct Decoder::Impl {
   Result<> allocate_activations();
   Result<> drop_context();
   Result<> make_context(std::uint64_t tokens);
+  /// Whether weights and cache are such as the kernel of all layers takes.
+  bool suits_one_kernel() const;
+  Result<> write_layer_table();
   Result<> capture_step(Graph& graph, StepOutput output);
   enum class Choice : std::uint8_t { greedy, sampled };
   Result<> capture_several(Graph& graph, Choice choice);
 
   // forward.cpp; each enqueues on `stream`
   Result<> forward(std::uint32_t m);
+  Result<> all_layers();
+  CacheLayout cache_layout() const;
   Result<> attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
   Result<> linear_attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
   Result<> mlp(const models::LayerWeights& layer, std::uint32_t m);

@@ -55,6 +55,8 @@ Result<> Decoder::Impl::allocate_activations() {
   if (options.tokens_per_replay > 1)
     r.add("sample scratch", std::uint64_t{config.vocab_size} * sizeof(std::uint64_t), act.sample_scratch);
   r.add("scores", m * sizeof(RowScore), act.scores);
+  const std::uint64_t exchange_bytes = ops->layers_plan() ? ops->layers_plan()->exchange_bytes : 0;
+  r.add("exchange", exchange_bytes, act.exchange);
   act.states.resize(num_linear);
   if (num_linear != 0) {
     r.add("qkv", m * linear.conv_dim() * f, act.qkv);
@@ -69,6 +71,7 @@ Result<> Decoder::Impl::allocate_activations() {
   METRALE_TRY(r.allocate());
   ops->set_prepared(act.prepared);
   if (scratch_bytes != 0) METRALE_TRY(ops->clear(act.attend_scratch, scratch_bytes));
+  if (exchange_bytes != 0) METRALE_TRY(ops->clear(act.exchange, exchange_bytes));
   const std::uint64_t output_bytes = std::uint64_t{options.logit_rows} * config.vocab_size * f + m * sizeof(RowScore) +
                                      (1 + options.tokens_per_replay) * sizeof(std::int32_t);
   staging.outputs = METRALE_TRY(PinnedBuffer::create(backend, output_bytes));
@@ -82,6 +85,38 @@ Result<> Decoder::Impl::drop_context() {
   kv.cache.reset();
   METRALE_TRY(step_regions.release(backend));
   return staging.inputs.release();
+}
+
+bool Decoder::Impl::suits_one_kernel() const {
+  if (!options.one_kernel || options.precision != Precision::fast || options.kv_type != DType::bf16) return false;
+  const auto suits = [](const models::Matrix& m) { return m.dtype == DType::bf16 && m.ptr.address % 16 == 0; };
+  return suits(weights->embedding) && std::ranges::all_of(weights->layers, [&](const models::LayerWeights& l) {
+           const models::AttentionWeights& a = l.attention;
+           return l.kind == LayerKind::full_attention && suits(a.q) && suits(a.k) && suits(a.v) && suits(a.o) && suits(l.gate) &&
+                  suits(l.up) && suits(l.down);
+         });
+}
+
+Result<> Decoder::Impl::write_layer_table() {
+  layer_addresses.clear();
+  if (!act.exchange) return {};
+  for (std::uint32_t i = 0; i < config.num_layers; ++i) {
+    const models::LayerWeights& l = weights->layers[i];
+    layer_addresses.push_back({.q = l.attention.q.ptr.address,
+                               .k = l.attention.k.ptr.address,
+                               .v = l.attention.v.ptr.address,
+                               .o = l.attention.o.ptr.address,
+                               .gate = l.gate.ptr.address,
+                               .up = l.up.ptr.address,
+                               .down = l.down.ptr.address,
+                               .input_norm = l.input_norm.address,
+                               .post_norm = l.post_norm.address,
+                               .keys = kv.cache->k_pool(i).address,
+                               .values = kv.cache->v_pool(i).address});
+  }
+  METRALE_TRY(ops->copy_h2d(layer_table, std::as_bytes(std::span(layer_addresses))));
+  // Kernels read it ahead of their wait for what came before.
+  return backend.synchronize(stream.handle());
 }
 
 Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
@@ -106,8 +141,10 @@ Result<> Decoder::Impl::make_context(std::uint64_t tokens) {
                                               {.poison = {}, .trace = {}, .poison_stream = stream.handle()}));
   step_regions.clear();
   step_regions.add("step", step_layout.end, step);
+  step_regions.add("layer table", act.exchange ? config.num_layers * sizeof(LayerAddresses) : 0, layer_table);
   METRALE_TRY(step_regions.allocate());
   staging.inputs = METRALE_TRY(PinnedBuffer::create(backend, step_layout.end));
+  METRALE_TRY(write_layer_table());
   METRALE_TRY(capture_step(graphs.token, StepOutput::token));
   METRALE_TRY(capture_step(graphs.logits, StepOutput::logits));
   if (options.tokens_per_replay > 1) METRALE_TRY(capture_several(graphs.several, Choice::greedy));
@@ -130,7 +167,7 @@ Result<> Decoder::Impl::capture_several(Graph& graph, Choice choice) {
   CaptureScope capture = METRALE_TRY(CaptureScope::begin(backend, stream.handle()));
   METRALE_TRY(ops->copy_h2d_retained(step, staging.inputs.bytes().first(step_layout.one_token_end)));
   for (std::uint32_t i = 0; i < options.tokens_per_replay; ++i) {
-    ops->begin_step();
+    if (!act.exchange) ops->begin_step();
     METRALE_TRY(forward(1));
     METRALE_TRY(head(0, 1));
     METRALE_TRY(ops->argmax(act.logits, act.best, {.rows = 1, .n = config.vocab_size, .ld = config.vocab_size}));
@@ -176,6 +213,7 @@ Result<std::unique_ptr<Decoder>> Decoder::create(GpuBackend& backend, const Mode
   if (!options.kv_type) d.options.kv_type = d.ops->plans().default_kv_type(options.precision);
   d.weights = METRALE_TRY(ModelWeights::create(backend, config, file, d.ops->plans()));
   METRALE_TRY(d.weights->bind(weights, file, *d.ops));
+  if (d.suits_one_kernel()) METRALE_TRY(d.ops->find_layers(config));
   METRALE_TRY(d.allocate_activations());
   if (options.context_tokens != 0) METRALE_TRY(decoder->reserve(options.context_tokens));
   return decoder;
@@ -212,6 +250,7 @@ void Decoder::add_to(Teardown& teardown) {
 
 const ModelConfig& Decoder::config() const noexcept { return impl_->config; }
 const DecoderOptions& Decoder::options() const noexcept { return impl_->options; }
+bool Decoder::has_one_kernel() const noexcept { return static_cast<bool>(impl_->act.exchange); }
 const DecoderStats& Decoder::stats() const noexcept { return impl_->stats; }
 std::uint64_t Decoder::context_tokens() const noexcept { return impl_->context_tokens; }
 const PagedKvCache* Decoder::kv_cache() const noexcept { return impl_->kv.cache.get(); }

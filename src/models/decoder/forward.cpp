@@ -14,7 +14,38 @@ using models::LinearAttentionWeights;
 using models::Ops;
 using models::Product;
 
+CacheLayout Decoder::Impl::cache_layout() const {
+  const std::uint32_t token_stride = config.kv_dim();
+  return {.dtype = static_cast<std::uint32_t>(*options.kv_type),
+          .block_tokens = options.kv_block_tokens,
+          .block_stride = std::uint64_t{options.kv_block_tokens} * token_stride,
+          .token_stride = token_stride,
+          .head_stride = config.head_dim};
+}
+
+Result<> Decoder::Impl::all_layers() {
+  for (const LayerAddresses& layer : layer_addresses) {
+    for (const std::uint64_t address : {layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down, layer.input_norm,
+                                        layer.post_norm, layer.keys, layer.values})
+      METRALE_TRY(backend.capture_uses(stream.handle(), DevicePtr{address}));
+  }
+  return ops->layers({.table = layer_table,
+                      .embedding = weights->embedding.ptr,
+                      .ids = step.offset(step_layout.ids),
+                      .inverse_frequencies = weights->inverse_frequencies,
+                      .step = step,
+                      .block_table = step.offset(step_layout.table),
+                      .exchange = act.exchange,
+                      .hidden = act.hidden},
+                     {.num_layers = config.num_layers,
+                      .interleaved = config.weights == WeightFormat::gguf,
+                      .norm_eps = config.rms_norm_eps,
+                      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
+                      .cache = cache_layout()});
+}
+
 Result<> Decoder::Impl::forward(std::uint32_t m) {
+  if (m == 1 && act.exchange) return all_layers();
   METRALE_TRY(ops->rotary(step, weights->inverse_frequencies, act.rotary, {.m = m, .pairs = config.rope.rotary_dim / 2}));
   METRALE_TRY(ops->gather(step.offset(step_layout.ids), weights->embedding, m, act.hidden));
   std::uint32_t attention_index = 0, linear_index = 0;
@@ -37,11 +68,7 @@ Result<> Decoder::Impl::attention_layer(const LayerWeights& layer, std::uint32_t
   const bool gated = config.family == ModelFamily::qwen3_5;
   const std::uint32_t q_head_stride = gated ? 2 * config.head_dim : config.head_dim;
   const std::uint32_t token_stride = config.kv_dim();
-  const CacheLayout layout{.dtype = static_cast<std::uint32_t>(*options.kv_type),
-                           .block_tokens = options.kv_block_tokens,
-                           .block_stride = std::uint64_t{options.kv_block_tokens} * token_stride,
-                           .token_stride = token_stride,
-                           .head_stride = config.head_dim};
+  const CacheLayout layout = cache_layout();
   const Ops::Cache cache{kv.cache->k_pool(index), kv.cache->v_pool(index), step, step.offset(step_layout.table)};
   const RotateStoreParams rotate{.m = m,
                                  .num_heads = config.num_heads,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -13,6 +14,7 @@
 #include "metrale/dtype.h"
 #include "metrale/models/decoder_kernels.h"
 #include "metrale/models/matmul_kernels.h"
+#include "metrale/models/model_config.h"
 #include "metrale/result.h"
 #include "metrale/types.h"
 
@@ -24,6 +26,14 @@ struct LaunchShape {
   std::uint32_t shared_bytes = 0;
   Dim3 cluster{0, 0, 0};    ///< All zero: none.
   std::int32_t entry = -1;  ///< Which of `LaunchPlans::matmul_entries` to launch in place of the kernel that was asked for.
+  bool cooperative = false;
+};
+
+/// A kernel of module kLayersModule.
+struct LayersPlan {
+  std::string_view entry;
+  LaunchShape shape;
+  std::uint64_t exchange_bytes = 0;
 };
 
 class LaunchPlans {
@@ -67,6 +77,8 @@ class LaunchPlans {
   virtual LaunchShape conv(const ConvParams& params, std::uint32_t n_tile) const noexcept = 0;
   virtual LaunchShape delta(const DeltaParams& params) const noexcept = 0;
   virtual LaunchShape rows(const RowsParams& params) const noexcept = 0;
+  /// The kernel that runs all layers of a model of this shape for one token; none for most.
+  virtual std::optional<LayersPlan> layers(const ModelConfig&) const noexcept { return {}; }
   virtual LaunchShape sample() const noexcept { return {}; }
 };
 

@@ -81,6 +81,7 @@ Result<> Ops::launch(const Kernel& kernel, const LaunchShape& shape, const Args&
   const std::array<KernelArg, sizeof...(Args)> packed{to_arg(args)...};
   LaunchAttributes attributes;
   attributes.cluster = shape.cluster;
+  attributes.cooperative = shape.cooperative;
   // Only behind a kernel: a copy or a fill does not let what follows it start early.
   attributes.dependent_launch = dependent_launch_ && after_kernel_ && kernel.waits;
   METRALE_TRY(backend_->launch_typed(kernel.handle, shape.grid, shape.block, shape.shared_bytes, stream_, packed, attributes));
@@ -221,6 +222,21 @@ Result<> Ops::attend(DevicePtr q, const Cache& cache, DevicePtr out, const Atten
   const LaunchShape shape = one ? plans_->attend_one(params) : plans_->attend(params, kernels_.attend_tile);
   return launch(one ? kernels_.attend_one : kernels_.attend, shape, q, cache.keys, cache.values, cache.step, cache.block_table, out,
                 params);
+}
+
+Result<> Ops::find_layers(const ModelConfig& config) {
+  const std::optional<LayersPlan> plan = plans_->layers(config);
+  if (!plan || !backend_->capabilities().has(Capability::cooperative_launch)) return {};
+  if (!METRALE_TRY(backend_->has_module(kLayersModule))) return {};
+  const OpCache::Kernel found = METRALE_TRY(backend_->op_cache().kernel(kLayersModule, plan->entry));
+  kernels_.layers = {found.handle, found.facts != nullptr && found.facts->waits_for_dependency};
+  layers_plan_ = plan;
+  return {};
+}
+
+Result<> Ops::layers(const Layers& t, const LayersParams& params) {
+  return launch(kernels_.layers, layers_plan_->shape, t.table, t.embedding, t.ids, t.inverse_frequencies, t.step, t.block_table,
+                t.exchange, t.hidden, params);
 }
 
 Result<> Ops::conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params) {

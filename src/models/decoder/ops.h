@@ -8,12 +8,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "metrale/backend.h"
 #include "metrale/models/decoder_kernels.h"
 #include "metrale/models/matmul_kernels.h"
+#include "metrale/models/model_config.h"
 #include "metrale/models/sampling_kernels.h"
 #include "metrale/result.h"
 #include "models/decoder/launch_plans.h"
@@ -108,6 +110,23 @@ class Ops {
   /// By `attend_one` when m is 1.
   Result<> attend(DevicePtr q, const Cache& cache, DevicePtr out, const AttendParams& params);
 
+  /// Looks for the kernel that runs all layers of `config` for one token, with bf16 matrices and cache. Where the backend has none
+  /// or cannot launch it, `layers_plan` stays empty; that is no failure.
+  Result<> find_layers(const ModelConfig& config);
+  const std::optional<LayersPlan>& layers_plan() const noexcept { return layers_plan_; }
+  struct Layers {
+    DevicePtr table;
+    DevicePtr embedding;
+    DevicePtr ids;
+    DevicePtr inverse_frequencies;
+    DevicePtr step;
+    DevicePtr block_table;
+    DevicePtr exchange;
+    DevicePtr hidden;
+  };
+  /// What `table` says is to be named by the caller. It reads nothing of the step before its wait, so it may follow any kernel.
+  Result<> layers(const Layers& tensors, const LayersParams& params);
+
   Result<> conv(DevicePtr x, DevicePtr weight, DevicePtr state, DevicePtr step, const ConvParams& params);
   struct Delta {
     DevicePtr qkv;
@@ -151,13 +170,14 @@ class Ops {
   StreamHandle stream_;
   Precision precision_;
   std::unique_ptr<LaunchPlans> plans_;
+  std::optional<LayersPlan> layers_plan_;
   DevicePtr prepared_;
   bool dependent_launch_ = false;
   bool after_kernel_ = false;  // the last thing on the stream was a launch from here
 
   struct Kernels {
     Kernel repack, gather, prepare, linear, linear4, swiglu;
-    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, conv, delta, argmax, score, sample, advance;
+    Kernel widen, rotary, rotate_store, attend, attend_one, rotate_attend, layers, conv, delta, argmax, score, sample, advance;
     std::vector<Kernel> matmul_entries;
     std::uint32_t attend_tile = 0;
     std::uint32_t conv_tile = 0;
