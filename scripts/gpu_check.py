@@ -189,7 +189,7 @@ def not_run(options, chosen):
         yield "peers: --peers was not given"
     if not options.sanitize:
         yield "compute-sanitizer: --sanitize was not given"
-    elif any(step.beside for step in chosen):
+    elif any("check-" in name for name in names):
         yield from (f"compute-sanitizer, {program}: {why}" for program, why in UNSANITIZED.items())
 
 
@@ -241,7 +241,7 @@ def main():
     parser.add_argument("--sanitizer", help="the compute-sanitizer program, if it is not on the path")
     parser.add_argument("--sanitize-filter", help=f"conformance cases to sanitize ({CASES}; fewer under initcheck)")
     parser.add_argument("--sanitize-tests", help="GoogleTest filter of the model tests to sanitize, for those that --list prints")
-    parser.add_argument("--jobs", type=int, default=3, help="sanitizer steps that run at the same time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="sanitizer steps that run at the same time (%(default)s)")
     parser.add_argument("--peers", action="store_true", help="also the peers: raw limits, cuBLASLt, torch.compile")
     parser.add_argument("--peer-limit", type=int, default=240, help="seconds for each run of a PyTorch peer (%(default)s)")
     parser.add_argument("--python", default="python3", help="a Python with torch and transformers (%(default)s)")

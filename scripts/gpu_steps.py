@@ -194,7 +194,7 @@ def sanitizer_steps(options, metgpu, tests, required):
             reduced = f"conformance cases {cases}: the others copy memory that nobody wrote, which they may, or need a call that " \
                       "returns at once where initcheck waits for the device"
         yield Step(f"{check}-check", words + [metgpu, "check", "--backend", "cuda", "--filter", cases], 120, read_sanitizer,
-                   environment=environment, reduced=reduced, beside=True)
+                   environment=environment, reduced=reduced)  # alone: its many short waits would each wait for the others' kernels
         for test in [test for test in tests if not {test.name, f"{check}-{test.name}"} & set(UNSANITIZED)]:
             environment, arguments, reduced = dict(required), [], None
             if check == "initcheck":
@@ -202,7 +202,7 @@ def sanitizer_steps(options, metgpu, tests, required):
             if "parity" in test.name:
                 if check != "memcheck":
                     environment |= FEW
-                    reduced = "one case of each kernel, type of weights or cache, head size and way to share the work"
+                    reduced = "METRALE_TEST_FEW: the first case of each kernel, type and way to go about it"
             elif chosen := options.sanitize_tests or tests_of(test.name, check):
                 arguments, reduced = [f"--gtest_filter={chosen}"], f"tests {chosen}"
             yield Step(f"{check}-{test.name}", words + [test] + arguments, 150, read_sanitizer, environment=environment,

@@ -133,7 +133,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(len(steps["racecheck-a_parity_test"]["findings"]), 1)
         self.assertIn("1 x Error: Race reported", done.stdout)
         self.assertEqual(steps["initcheck-a_parity_test"]["problem"], "no summary of compute-sanitizer")
-        self.assertIn("racecheck-a_parity_test: one case of each kernel", done.stdout)
+        self.assertIn("racecheck-a_parity_test: METRALE_TEST_FEW", done.stdout)
         self.assertEqual(steps["initcheck-a_parity_test"]["environment"]["METRALE_TEST_NO_BATCHED_COPIES"], "1")
 
     def test_peers_are_compared_with_figures_of_the_same_run(self):
