@@ -28,7 +28,8 @@ bool is_sticky(CUresult code) noexcept;
 /// Whether `code` only says that the driver or its context has gone already: no failure where memory and handles are given back.
 bool is_gone(CUresult code) noexcept;
 
-/// Makes a call that gives back what nobody else knows of: once more where the driver, as a busy one may, refused. The first answer.
+/// Makes a call that gives back what nobody else knows of: once more where the driver, as a busy one may, refused. Answers what the
+/// driver said first.
 template <class Call>
 CUresult give_back_insisting(Call&& call) {
   const CUresult code = call();
