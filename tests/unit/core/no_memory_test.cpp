@@ -33,6 +33,7 @@ struct Scene {
   GraphHandle graph;
   std::span<std::byte> pinned;
   std::vector<std::byte> memory = std::vector<std::byte>(256);
+  std::vector<std::byte> much = std::vector<std::byte>(kLarge);
 };
 
 struct Call {
@@ -56,6 +57,47 @@ const Call kCalls[] = {
     {"synchronize of null", [](Scene& s) { return s.backend->synchronize({}).has_value(); }},
     {"memset_async out of range", [](Scene& s) { return s.backend->memset_async({1}, 0, 1, s.stream).has_value(); }},
     {"memset_async", [](Scene& s) { return s.backend->memset_async(s.large, 0, kLarge, s.stream).has_value(); }},
+    {"memset", [](Scene& s) { return s.backend->memset(s.large, 0, kLarge).has_value(); }},
+    {"copy_h2d", [](Scene& s) { return s.backend->copy_h2d(s.large, s.memory).has_value(); }},
+    {"copy_h2d_async", [](Scene& s) { return s.backend->copy_h2d_async(s.large, s.memory, s.stream).has_value(); }},
+    {"copy_h2d_async of much", [](Scene& s) { return s.backend->copy_h2d_async(s.large, s.much, s.stream).has_value(); }},
+    {"copy_d2h_on_stream", [](Scene& s) { return s.backend->copy_d2h_on_stream(s.memory, s.large, s.stream).has_value(); }},
+    {"copy_batch_async",
+     [](Scene& s) {
+       const CopyDesc copies[] = {{.dst = s.large, .host_src = s.pinned.data(), .bytes = 50},
+                                  {.dst = s.large.offset(64), .src = s.block, .bytes = 50}};
+       return s.backend->copy_batch_async(copies, s.stream).has_value();
+     }},
+    {"record_event", [](Scene& s) { return s.backend->record_event(s.event, s.stream).has_value(); }},
+    {"synchronize", [](Scene& s) { return s.backend->synchronize(s.stream).has_value(); }},
+    {"synchronize_device", [](Scene& s) { return s.backend->synchronize_device().has_value(); }},
+    {"wrap_stream",
+     [](Scene& s) {
+       const auto native = s.backend->native_stream(s.stream);
+       return native && s.backend->wrap_stream(*native).has_value();
+     }},
+    {"a capture of two streams and a copy",
+     [](Scene& s) {
+       GpuBackend& b = *s.backend;
+       const auto left = test::fail_allocation(-1);
+       EXPECT_TRUE(b.begin_capture(s.captured).has_value());
+       test::fail_allocation(left);
+       const auto record = [&]() -> Result<> {
+         METRALE_TRY(b.record_event(s.event, s.captured));
+         METRALE_TRY(b.stream_wait_event(s.stream, s.event));
+         METRALE_TRY(b.copy_h2d_async(s.large, s.memory, s.stream));
+         METRALE_TRY(b.record_event(s.event, s.stream));
+         return b.stream_wait_event(s.captured, s.event);
+       };
+       const bool recorded = record().has_value();
+       const auto still_left = test::fail_allocation(-1);
+       EXPECT_TRUE(b.abort_capture_if_active(s.captured).has_value());
+       EXPECT_FALSE(b.stream_is_capturing(s.captured));
+       EXPECT_FALSE(b.stream_is_capturing(s.stream));
+       EXPECT_TRUE(b.synchronize(s.stream).has_value());
+       test::fail_allocation(still_left);
+       return recorded;
+     }},
     {"enqueue_host", [](Scene& s) { return s.backend->enqueue_host(s.stream, [] {}).has_value(); }},
     {"native_stream of null", [](Scene& s) { return !s.backend->native_stream({}); }},
     {"kernel_facts of null", [](Scene& s) { return !s.backend->kernel_facts({}); }},
