@@ -21,6 +21,10 @@ namespace {
 
 constexpr std::uint64_t kLarge = 100'000;
 
+void nothing(const host::BlockContext&) {}
+constexpr std::uint32_t kParamBytes[] = {8};
+constexpr host::HostKernel kKernels[] = {{"a_module_of_kernels", "a_kernel_of_the_module", nothing, kParamBytes}};
+
 /// A backend with one of everything that a call may need.
 struct Scene {
 #ifdef METRALE_WITH_CUDA
@@ -31,6 +35,7 @@ struct Scene {
   EventHandle event;
   DevicePtr block, pooled, arena, large;
   GraphHandle graph;
+  KernelHandle kernel;
   std::span<std::byte> pinned;
   std::vector<std::byte> memory = std::vector<std::byte>(256);
   std::vector<std::byte> much = std::vector<std::byte>(kLarge);
@@ -97,6 +102,25 @@ const Call kCalls[] = {
        EXPECT_TRUE(b.synchronize(s.stream).has_value());
        test::fail_allocation(still_left);
        return recorded;
+     }},
+    {"kernel", [](Scene& s) { return s.backend->kernel(kKernels[0].module, kKernels[0].function).has_value(); }},
+    {"kernel of unloaded modules",
+     [](Scene& s) {
+       const auto left = test::fail_allocation(-1);
+       EXPECT_TRUE(s.backend->unload_modules().has_value());
+       test::fail_allocation(left);
+       return s.backend->kernel(kKernels[0].module, kKernels[0].function).has_value();
+     }},
+    {"kernel that is missing", [](Scene& s) { return !s.backend->kernel(kKernels[0].module, "no_such_kernel_in_the_module"); }},
+    {"registry entries",
+     [](Scene& s) {
+       KernelRegistry* registry = s.backend->kernel_registry();
+       return registry != nullptr && registry->entries().has_value();
+     }},
+    {"launch_typed",
+     [](Scene& s) {
+       const KernelArg arg = KernelArg::buffer(s.block);
+       return s.backend->launch_typed(s.kernel, {}, {}, 0, s.stream, {&arg, 1}).has_value();
      }},
     {"enqueue_host", [](Scene& s) { return s.backend->enqueue_host(s.stream, [] {}).has_value(); }},
     {"native_stream of null", [](Scene& s) { return !s.backend->native_stream({}); }},
@@ -171,6 +195,7 @@ class NoMemory : public testing::TestWithParam<const char*> {
     s.arena = b.alloc_arena(kLarge).value();
     s.pooled = b.alloc_async(1000, s.stream).value();
     s.pinned = b.alloc_host_pinned(100).value();
+    s.kernel = b.kernel(kKernels[0].module, kKernels[0].function).value();
     EXPECT_TRUE(b.op_cache().scratch("gemm", s.stream, 64).has_value());
     EXPECT_TRUE(b.begin_capture(s.captured).has_value());
     EXPECT_TRUE(b.memset_async(s.block, 1, 64, s.captured).has_value());
@@ -184,13 +209,16 @@ class NoMemory : public testing::TestWithParam<const char*> {
 #ifdef METRALE_WITH_CUDA
     if (GetParam() == std::string_view("cuda")) {
       s.fake = std::make_unique<fake_cuda::FakeGpu>(fake_cuda::Options{.fail_allocation = test::fail_allocation});
-      s.backend = cuda::create_with_driver(s.fake->driver(), {}).value();
+      cuda::Options options;
+      options.modules = {s.fake->add_module(kKernels[0].module, kKernels)};
+      s.backend = cuda::create_with_driver(s.fake->driver(), options).value();
       return;
     }
 #endif
     host::Options options;
     options.num_threads = 1;
     options.memory_limit_bytes = 1 << 28;
+    options.kernels = {kKernels};
     s.backend = GetParam() == std::string_view("mock") ? test::make_mock() : test::make_host(options);
   }
 
