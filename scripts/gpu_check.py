@@ -241,6 +241,7 @@ def main():
     parser.add_argument("--sanitizer", help="the compute-sanitizer program, if it is not on the path")
     parser.add_argument("--sanitize-filter", help=f"conformance cases to sanitize ({CASES}; fewer under initcheck)")
     parser.add_argument("--sanitize-tests", help="GoogleTest filter of the model tests to sanitize, for those that --list prints")
+    parser.add_argument("--sanitize-few", action="store_true", help="memcheck takes as few cases as the other tools")
     parser.add_argument("--jobs", type=int, default=2, help="sanitizer steps that run at the same time (%(default)s)")
     parser.add_argument("--peers", action="store_true", help="also the peers: raw limits, cuBLASLt, torch.compile")
     parser.add_argument("--peer-limit", type=int, default=240, help="seconds for each run of a PyTorch peer (%(default)s)")

@@ -22,7 +22,7 @@ CASES = "^(Alloc|Arena|Copy|CopyBatch|CopyBounds|CopyRectangle|Graphs|Kernels|La
 # Launch and OpCaches hold a stream back with a gate and look at calls that return at once, where initcheck waits for the device.
 KERNEL_CASES = ("^(Kernels|Memset)[.]"
                 "|^Graphs[.](Are|Destroy|KeepThe|LaunchOn|LetGo|MayBe|Outlive|Owner|ReplayAs|ReplayTogether|Synchronize)"
-                "|^Launch[.](ByValue|Carries|Clusters|Computes|Cooperative|Debug|Dependent|DoesNot|Every|Gives|Grids|Null)"
+                "|^Launch[.](ByValue|Carries|Clusters|Computes|Cooperative|Debug|Dependent|Does|Every|Gives|Grids|Null)"
                 "|^Launch[.](RawFormRefuses|RawFormTakes|Runs|Scalars|SmCount|Takes|Truncated|Zero)"
                 "|^OpCaches[.](Forget|Outgrown|Refuse|Release|Remember|ScratchIs|ScratchOf|Sweep)")
 # Of gpu_decoder_test: not what runs a model for long.
@@ -176,11 +176,11 @@ def tool(given, name):
     return given or shutil.which(name) or (str(usual) if usual.exists() else name)
 
 
-def tests_of(program, check):
+def tests_of(program, few):
     """A GoogleTest filter; None for all tests."""
     if program == "one_kernel_test":
         return ONE_KERNEL_TESTS
-    return (MODEL_TESTS if check == "memcheck" else FEW_MODEL_TESTS) if program == "gpu_decoder_test" else None
+    return (FEW_MODEL_TESTS if few else MODEL_TESTS) if program == "gpu_decoder_test" else None
 
 
 def sanitizer_steps(options, metgpu, tests, required):
@@ -191,6 +191,7 @@ def sanitizer_steps(options, metgpu, tests, required):
         if check == "memcheck":
             # The driver is asked for what modules may lack, and refuses it. After a finding the rest is to be seen too.
             words += ["--report-api-errors", "no", "--destroy-on-device-error", "kernel"]
+        few = options.sanitize_few or check != "memcheck"
         cases, environment = options.sanitize_filter or CASES, dict(required)
         reduced = f"conformance cases {cases}: not those that plant faults or test time, threads or the host alone"
         if check == "initcheck":
@@ -205,10 +206,10 @@ def sanitizer_steps(options, metgpu, tests, required):
             if check == "initcheck":
                 environment["METRALE_TEST_NO_BATCHED_COPIES"] = "1"
             if "parity" in test.name:
-                if check != "memcheck":
+                if few:
                     environment |= FEW
                     reduced = "METRALE_TEST_FEW: the first case of each kernel, type and way to go about it"
-            elif chosen := options.sanitize_tests or tests_of(test.name, check):
+            elif chosen := options.sanitize_tests or tests_of(test.name, few):
                 arguments, reduced = [f"--gtest_filter={chosen}"], f"tests {chosen}"
             yield Step(f"{check}-{test.name}", words + [test] + arguments, 150, read_sanitizer, environment=environment,
                        reduced=reduced, beside=True)

@@ -82,6 +82,7 @@ def measure(shape, mode, context, steps):
     return {"what": f"transformers {shape}", "mode": mode, "context": context, "steps": steps, "tokens_per_second": 1 / host,
             "host_ms": host * 1e3, "device_ms": device * 1e3, "weight_bytes": weight_bytes,
             "weight_gb_per_second": weight_bytes / host / 1e9, "compile_seconds": compile_seconds,
+            "compile_cache_kept": "TORCHINDUCTOR_CACHE_DIR" in os.environ,
             "torch": torch.__version__, "device": torch.cuda.get_device_name()}
 
 
