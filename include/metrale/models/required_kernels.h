@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel that the reference decoders may look up. A backend that serves them runs all decoders; `metgpu kernels --check`
-// looks them up one by one. Constants; any thread.
+// The kernels that the reference decoders need of every backend; `metgpu kernels --check` looks them up one by one. A decoder may
+// need more of a backend whose kernels come in special forms too (decoder_kernels.h, "optional"; on CUDA kernels/cuda/include/
+// matmul_plan.h). Constants; any thread.
 #pragma once
 
 #include <array>
