@@ -117,8 +117,8 @@ struct RotateAttendParams {
   float scale = 0;
 };
 
-/// Where a layer's tensors lie, as one entry of the table of kLayersModule: device addresses, aligned to 16 bytes. Matrices are bf16
-/// in rows, norms f32; keys and values are the layer's pools.
+/// Where a layer's tensors lie, as one entry of the table of kLayersModule: device addresses, aligned to 16 bytes. Matrices are
+/// bf16 in rows, norms f32; keys and values are the layer's pools.
 struct LayerAddresses {
   std::uint64_t q = 0;
   std::uint64_t k = 0;

@@ -217,8 +217,8 @@ class Attention {
   }
 
   // ---- cached keys ----
-  /// Lane 4 n + t: of keys n and n + 8 elements 8 t to 8 t + 7 and those 32 on; of values 2 t, 2 t + 1, 2 t + 8, 2 t + 9 elements 8 n
-  /// to 8 n + 7. Zeros where a key is absent.
+  /// Lane 4 n + t: of keys n and n + 8 elements 8 t to 8 t + 7 and those 32 on; of values 2 t, 2 t + 1, 2 t + 8, 2 t + 9 elements
+  /// 8 n to 8 n + 7. Zeros where a key is absent.
   struct Tile {
     uint4 key[2][2];
     uint4 value[4];

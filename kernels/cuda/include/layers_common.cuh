@@ -3,10 +3,10 @@
 // What the kernels of module "layers" share: numbers that travel between blocks, weights that are fetched ahead, and products of a
 // warp on tensor cores.
 //
-// Exchange. A number that other blocks wait for is stored with one bit of itself, the last of its mantissa, as the phase: the parity
-// of the layer it belongs to. Readers poll the numbers until every one has the phase they expect; there is no flag, fence or barrier
-// besides. One buffer for each kind of number is enough: whoever overwrites it has, directly or through others, waited for numbers
-// that each block computed after it had read the old ones:
+// Exchange. A number that other blocks wait for is stored with one bit of itself, the last of its mantissa, as the phase: the
+// parity of the layer it belongs to. Readers poll the numbers until every one has the phase they expect; there is no flag, fence or
+// barrier besides. One buffer for each kind of number is enough: whoever overwrites it has, directly or through others, waited for
+// numbers that each block computed after it had read the old ones:
 //   x (the residual stream) is written after all of h was read, h after all of y, and y by each block of a cluster after all of the
 //   cluster's blocks sent what they computed from x. Every MLP block reads x and y before it writes h, and h before it writes x.
 // Mailboxes in shared memory that a cluster's blocks write, queries and sums of attention, follow the same order.
@@ -134,10 +134,10 @@ struct Ring {
 };
 
 // ---- products ----
-// A step multiplies 16 rows of W by 16 numbers. Lane 4 r + t of a warp has of row r of an 8-row half the elements 4 t to 4 t + 3: as
-// the products may take columns in any order, that is what one load of 8 bytes gives. Of x a lane has four numbers, lane 8 s + t those
-// of step s as bf16, lane 8 s + 4 + t what rounding took from them: columns 2 s and 2 s + 1 of the other factor. So of the product
-// for step s only those columns count; they come to lanes 4 r + s.
+// A step multiplies 16 rows of W by 16 numbers. Lane 4 r + t of a warp has of row r of an 8-row half the elements 4 t to 4 t + 3:
+// as the products may take columns in any order, that is what one load of 8 bytes gives. Of x a lane has four numbers, lane
+// 8 s + t those of step s as bf16, lane 8 s + 4 + t what rounding took from them: columns 2 s and 2 s + 1 of the other factor. So
+// of the product for step s only those columns count; they come to lanes 4 r + s.
 __device__ inline uint2 load_half_row(u32 address) {
   uint2 w;
   asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(w.x), "=r"(w.y) : "r"(address) : "memory");
