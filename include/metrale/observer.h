@@ -62,11 +62,19 @@ class FlightRecorder final : public Observer {
  public:
   static constexpr std::size_t kCapacity = 256;
 
-  void on_op(const OpRecord& record) noexcept override { static_cast<void>(keep(record)); }
-  /// As `on_op`; says where the record is.
-  std::uint64_t keep(const OpRecord& record) noexcept;
-  /// Writes the outcome into the record at `place`, unless a later one has taken that.
-  void set_outcome(std::uint64_t place, std::uint8_t outcome) noexcept;
+  void on_op(const OpRecord& record) noexcept override { fill(claim(), record); }
+  /// The two halves of `on_op`: takes the next place, which stays empty until it is filled, and fills it. All that is atomic and
+  /// waits for other stores is in the first.
+  std::uint64_t claim() noexcept {
+    const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+    Slot& slot = slots_[index % kCapacity];
+    // A writer still busy here, or a later one that was faster, keeps the slot: this record is left out rather than waited for.
+    std::uint64_t seen = slot.sequence.load(std::memory_order_relaxed);
+    if (seen % 2 == 0 && seen <= 2 * index)
+      slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed);
+    return index;
+  }
+  void fill(std::uint64_t place, const OpRecord& record) noexcept;
 
   /// The operations still in the ring, oldest first. Records being written at this moment are left out.
   std::vector<OpRecord> snapshot() const;

@@ -154,7 +154,7 @@ Result<> GpuBackend::capture_uses(StreamHandle stream, DevicePtr ptr, Site site)
 Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site site) {
   FaceState& f = *face_;
   OpRecord op{.op = Op::launch_graph, .stream = stream, .dst = graph.value, .site = site};
-  detail::Recorded recorded;
+  detail::Recording recording;
   const auto replay = [&]() -> Result<> {
     GraphRecord* g = METRALE_TRY(f.graph(graph, site));
     StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
@@ -165,10 +165,12 @@ Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site s
       if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
       g->last_launched_on.store(stream.value, std::memory_order_release);
     }
-    recorded = f.record_ahead(op);
-    return do_launch_graph(g->native, s->native);
+    recording = f.claim_place();
+    Result<> launched = do_launch_graph(g->native, s->native);
+    f.fill_place(recording, op, launched);
+    return launched;
   };
-  return f.run(op, replay, &recorded);
+  return f.run(op, replay, &recording);
 }
 
 Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {

@@ -229,15 +229,19 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
   FaceState& f = *face_;
   if (!f.usable()) [[unlikely]]
     return health(site);
-  OpRecord op{.op = Op::launch,
-              .num_args = static_cast<std::uint32_t>(args.size()),
-              .stream = stream,
-              .site = site,
-              .kernel = kernel,
-              .grid = grid,
-              .block = block,
-              .shared_bytes = shared_bytes};
-  detail::Recorded recorded;
+  detail::Recording recording;
+  OpRecord op;
+  const auto describe = [&] {
+    op.op = Op::launch;
+    op.num_args = static_cast<std::uint32_t>(args.size());
+    op.stream = stream;
+    op.site = site;
+    op.kernel = kernel;
+    op.grid = grid;
+    op.block = block;
+    op.shared_bytes = shared_bytes;
+    note_args(op, args);
+  };
   const auto launch = [&]() -> Result<> {
     if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
       return f.unsupported(Op::launch, site);
@@ -248,14 +252,15 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
     if (attributes.any()) [[unlikely]]
       METRALE_TRY(check_attributes(f, *k, attributes, site));
     const LaunchDesc desc{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
-    if (f.recorder) {
-      note_args(op, args);
-      recorded = f.record_ahead(op);
-    }
+    recording = f.claim_place();
     Result<> launched = do_launch(desc);
     const bool capturing = s->capture.load(std::memory_order_acquire) != 0;
     if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
       launched = do_synchronize(s->native);
+    if (f.recorder) {
+      describe();
+      f.fill_place(recording, op, launched);
+    }
     if (!launched) [[unlikely]] {
       return Error(std::move(launched).error()).with_note(describe_launch(*k, grid, block, shared_bytes, describe_args(args, f)));
     }
@@ -269,9 +274,9 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
   Result<> launched = FaceState::caught(Op::launch, site, launch);
   if (launched && !f.has_observers.load(std::memory_order_relaxed)) [[likely]]
     return launched;
-  if (!recorded.is) note_args(op, args);
+  describe();
   if (launched) f.notify_launch_args(op, args);
-  return f.conclude(std::move(launched), op, recorded);
+  return f.conclude(std::move(launched), op, recording);
 }
 
 Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,

@@ -130,14 +130,12 @@ Error FaceState::after_undoing(Error first, std::string_view what, Result<> undo
   return std::move(first).with_note(fmt::format("giving back {} failed too: {}", what, second.to_string()));
 }
 
-void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recorded recorded) noexcept {
+void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recording recording) noexcept {
   record.outcome = outcome;
   const bool watched = has_observers.load(std::memory_order_relaxed);
-  if (recorded.is) {
-    if (outcome != 0) recorder->set_outcome(recorded.place, outcome);
-  } else if (recorder) {
+  if (recorder && recording.stage != Recording::Stage::filled) {
     record.time_ns = clock_ns(watched ? CLOCK_MONOTONIC : kCheapClock);
-    recorder->on_op(record);
+    recorder->fill(recording.stage == Recording::Stage::claimed ? recording.place : recorder->claim(), record);
   }
   if (!watched) [[likely]]
     return;
@@ -146,10 +144,12 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recorded recorded
   for (Observer* observer : observers) observer->on_op(record);
 }
 
-Recorded FaceState::record_ahead(OpRecord& record) noexcept {
-  if (!recorder) return {};
+void FaceState::fill_place(Recording& recording, OpRecord& record, const Result<>& result) noexcept {
+  if (recording.stage != Recording::Stage::claimed) return;
+  record.outcome = result ? 0 : static_cast<std::uint8_t>(result.error().code());
   record.time_ns = clock_ns(has_observers.load(std::memory_order_relaxed) ? CLOCK_MONOTONIC : kCheapClock);
-  return {recorder->keep(record), true};
+  recorder->fill(recording.place, record);
+  recording.stage = Recording::Stage::filled;
 }
 
 void FaceState::notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept {
@@ -228,8 +228,7 @@ Result<> FaceState::guard_not_captured(Op op, std::uint32_t capture, const Site&
 
 Result<> FaceState::guard_enqueue(Op op, StreamRecord& stream, const Site& site) {
   const std::uint32_t id = stream.capture.load(std::memory_order_acquire);
-  if (id == 0) [[likely]]
-    return {};
+  if (id == 0) return {};
   const auto summary = captures.summary(id);
   if (!summary || !summary->abort_requested) return {};
   if (summary->mine) METRALE_TRY(discard_capture(summary->id, summary->origin));
@@ -241,31 +240,11 @@ Result<> FaceState::guard_enqueue(Op op, StreamRecord& stream, const Site& site)
 
 // ---- handles ----
 
-namespace {
-template <class Record, class HandleType>
-Result<Record*> find(const HandleTable<Record>& table, HandleType handle, std::string_view noun, const Site& site) {
-  if (Record* record = table.find(handle.value)) [[likely]]
-    return record;
-  if (!handle) return Error(Errc::invalid_argument, fmt::format("the {} handle is null", noun), site);
+Error FaceState::not_live(std::string_view noun, std::uint64_t handle, const Site& site) {
+  if (handle == 0) return Error(Errc::invalid_argument, fmt::format("the {} handle is null", noun), site);
   return Error(Errc::invalid_argument,
-               fmt::format("{} handle {:#x} is not live here: it was destroyed, or belongs to another backend", noun, handle.value),
+               fmt::format("{} handle {:#x} is not live here: it was destroyed, or belongs to another backend", noun, handle),
                site);
-}
-}  // namespace
-
-Result<StreamRecord*> FaceState::stream(StreamHandle handle, const Site& site) const {
-  return find(streams, handle, "stream", site);
-}
-Result<EventRecord*> FaceState::event(EventHandle handle, const Site& site) const { return find(events, handle, "event", site); }
-Result<GraphRecord*> FaceState::graph(GraphHandle handle, const Site& site) const { return find(graphs, handle, "graph", site); }
-Result<KernelRecord*> FaceState::kernel(KernelHandle handle, const Site& site) const {
-  return find(kernels, handle, "kernel", site);
-}
-
-Result<StreamRecord*> FaceState::stream_for_work(Op op, StreamHandle handle, const Site& site) {
-  StreamRecord* record = METRALE_TRY(stream(handle, site));
-  METRALE_TRY(guard_enqueue(op, *record, site));
-  return record;
 }
 
 // ---- captures and the memory that graphs name ----

@@ -73,10 +73,11 @@ struct RetiredGraph {
   Site capture_site;
 };
 
-/// Where the flight recorder has an operation already.
-struct Recorded {
+/// How far a call that calls the driver is with the flight recorder.
+struct Recording {
+  enum class Stage : std::uint8_t { none, claimed, filled };
   std::uint64_t place = 0;
-  bool is = false;
+  Stage stage = Stage::none;
 };
 
 /// Undoes a step when the scope is left before `keep()`, also by an exception. What `undo` throws is dropped.
@@ -174,16 +175,16 @@ struct FaceState {
   /// The error of an operation whose capability is absent.
   Error unsupported(Op op, const Site& site) const;
 
-  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome. In `recorded` the
-  /// body says that it had the operation recorded ahead.
+  /// Runs the body of a public method unless the device is lost or lacks what it needs, and notes its outcome. In `recording` the
+  /// body says how far it is with the recorder.
   template <class Body>
-  auto run(OpRecord record, Body&& body, const Recorded* recorded = nullptr) -> decltype(body()) {
+  auto run(OpRecord record, Body&& body, const Recording* recording = nullptr) -> decltype(body()) {
     if (!usable()) [[unlikely]]
       return caught(record.op, record.site, [&]() -> decltype(body()) { return lost(record.site); });
     if (refused_ops[static_cast<std::size_t>(record.op)]) [[unlikely]]
       return caught(record.op, record.site, [&]() -> decltype(body()) { return unsupported(record.op, record.site); });
     auto result = caught(record.op, record.site, std::forward<Body>(body));
-    return conclude(std::move(result), record, recorded == nullptr ? Recorded() : *recorded);
+    return conclude(std::move(result), record, recording == nullptr ? Recording() : *recording);
   }
   /// As `run`, for calls that release: they go on without the device. In a forked child they do nothing, and take no lock: the
   /// thread that held it at the fork is not there to let go.
@@ -207,11 +208,11 @@ struct FaceState {
   static Error thrown(Op op, const Site& site) noexcept { return thrown(metrale::to_string(op), site); }
   /// Settles a failure and tells the recorder and observers.
   template <class T>
-  Result<T> conclude(Result<T> result, OpRecord& record, Recorded recorded = {}) {
+  Result<T> conclude(Result<T> result, OpRecord& record, Recording recording = {}) {
     if (!result) [[unlikely]]
       result = settle(std::move(result).error(), record);
     if (observed.load(std::memory_order_relaxed)) [[likely]]
-      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()), recorded);
+      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()), recording);
     return result;
   }
   /// Every block that is known, lowest address first.
@@ -227,10 +228,15 @@ struct FaceState {
   /// The failure of a call that then gave `what` back: `first`, and how that failed, if it did, as a note.
   /// Latches a device lost there.
   Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
-  void notify(OpRecord& record, std::uint8_t outcome, Recorded recorded = {}) noexcept;
-  /// Lets the flight recorder have an operation just before the driver is called: behind a call that rang the device's doorbell an
-  /// atomic instruction waits until that write has left the processor.
-  Recorded record_ahead(OpRecord& record) noexcept;
+  void notify(OpRecord& record, std::uint8_t outcome, Recording recording = {}) noexcept;
+  /// Claims a place in the flight recorder just before the driver is called. Behind a call that rang the device's doorbell, an
+  /// atomic instruction waits until that write has left the processor; the plain stores of `fill` do not.
+  Recording claim_place() noexcept {
+    if (recorder == nullptr) return {};
+    return {recorder->claim(), Recording::Stage::claimed};
+  }
+  /// Behind the driver: fills the place, if one was claimed.
+  void fill_place(Recording& recording, OpRecord& record, const Result<>& result) noexcept;
   /// Shows observers every argument of an accepted launch; `notify` follows.
   void notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 
@@ -248,12 +254,25 @@ struct FaceState {
   /// For work enqueued on a captured stream: refuses, and ends if it is this thread's, a capture that was aborted.
   Result<> guard_enqueue(Op op, StreamRecord& stream, const Site& site);
 
-  Result<StreamRecord*> stream(StreamHandle handle, const Site& site) const;
-  Result<EventRecord*> event(EventHandle handle, const Site& site) const;
-  Result<GraphRecord*> graph(GraphHandle handle, const Site& site) const;
-  Result<KernelRecord*> kernel(KernelHandle handle, const Site& site) const;
+  Result<StreamRecord*> stream(StreamHandle handle, const Site& site) const { return find(streams, handle, "stream", site); }
+  Result<EventRecord*> event(EventHandle handle, const Site& site) const { return find(events, handle, "event", site); }
+  Result<GraphRecord*> graph(GraphHandle handle, const Site& site) const { return find(graphs, handle, "graph", site); }
+  Result<KernelRecord*> kernel(KernelHandle handle, const Site& site) const { return find(kernels, handle, "kernel", site); }
   /// The stream ready for work: known, and its capture, if any, not aborted.
-  Result<StreamRecord*> stream_for_work(Op op, StreamHandle handle, const Site& site);
+  Result<StreamRecord*> stream_for_work(Op op, StreamHandle handle, const Site& site) {
+    StreamRecord* record = METRALE_TRY(stream(handle, site));
+    if (record->capture.load(std::memory_order_acquire) != 0) [[unlikely]]
+      METRALE_TRY(guard_enqueue(op, *record, site));
+    return record;
+  }
+  template <class Record, class HandleType>
+  static Result<Record*> find(const HandleTable<Record>& table, HandleType handle, std::string_view noun, const Site& site) {
+    if (Record* record = table.find(handle.value)) [[likely]]
+      return record;
+    return not_live(noun, handle.value, site);
+  }
+  /// The error for a handle that names nothing.
+  static Error not_live(std::string_view noun, std::uint64_t handle, const Site& site);
 
   // ---- captures and graphs ----
 

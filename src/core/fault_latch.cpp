@@ -21,9 +21,13 @@ LatchRegistry& registry() {
   return instance;
 }
 
-std::atomic<unsigned> forks{0};
+// Counts from the start of the program: every call of every backend reads the count, so it is no place to ask whether it runs.
+[[maybe_unused]] const int counts_forks =
+    pthread_atfork(nullptr, nullptr, [] { forks_so_far.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace
+
+constinit std::atomic<unsigned> forks_so_far{0};
 
 std::shared_ptr<FaultLatch> FaultLatch::of_device(const std::string& key) {
   LatchRegistry& r = registry();
@@ -53,12 +57,6 @@ bool FaultLatch::trip(std::string_view reason) {
 std::string FaultLatch::reason() const {
   std::lock_guard lock(mutex_);
   return reason_;
-}
-
-unsigned fork_count() noexcept {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(registered);
-  return forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace metrale::detail

@@ -28,7 +28,8 @@ class FaultLatch {
   std::string reason_;
 };
 
+extern std::atomic<unsigned> forks_so_far;
 /// How often this process has been forked since its ancestor: a backend made under another count is not usable here.
-unsigned fork_count() noexcept;
+inline unsigned fork_count() noexcept { return forks_so_far.load(std::memory_order_relaxed); }
 
 }  // namespace metrale::detail

@@ -38,18 +38,12 @@ std::size_t FlightRecorder::num_words(const OpRecord& record) noexcept {
   return has_kernel ? kGeometry + std::min<std::size_t>(record.num_args, kRecordedArgs) : kCommon;
 }
 
-// A slot's sequence is 2i + 1 while record i is written and 2i + 2 once it is whole. The words are stored with release and read
-// with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence,
-// and drops what it read.
-std::uint64_t FlightRecorder::keep(const OpRecord& record) noexcept {
-  const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-  Slot& slot = slots_[index % kCapacity];
-  // A writer still busy here, or a later one that was faster, keeps the slot: this record is left out rather than waited for.
-  std::uint64_t seen = slot.sequence.load(std::memory_order_relaxed);
-  if (seen % 2 == 1 || seen > 2 * index) return index;
-  if (!slot.sequence.compare_exchange_strong(seen, 2 * index + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
-    return index;
-  }
+// A slot's sequence is 2i + 1 while record i is claimed and written, and 2i + 2 once it is whole. The words are stored with release
+// and read with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence, and drops what
+// it read.
+void FlightRecorder::fill(std::uint64_t place, const OpRecord& record) noexcept {
+  Slot& slot = slots_[place % kCapacity];
+  if (slot.sequence.load(std::memory_order_relaxed) != 2 * place + 1) return;
   const char* from = reinterpret_cast<const char*>(&record);
   const std::size_t count = num_words(record);
   for (std::size_t i = 0; i < count; ++i) {
@@ -57,18 +51,6 @@ std::uint64_t FlightRecorder::keep(const OpRecord& record) noexcept {
     std::memcpy(&word, from + i * sizeof(word), sizeof(word));
     slot.words[i].store(word, std::memory_order_release);
   }
-  slot.sequence.store(2 * index + 2, std::memory_order_release);
-  return index;
-}
-
-void FlightRecorder::set_outcome(std::uint64_t place, std::uint8_t outcome) noexcept {
-  Slot& slot = slots_[place % kCapacity];
-  std::uint64_t seen = 2 * place + 2;
-  if (!slot.sequence.compare_exchange_strong(seen, seen - 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
-  static_assert(offsetof(OpRecord, outcome) < sizeof(std::uint64_t), "in the first word");
-  std::uint64_t word = slot.words[0].load(std::memory_order_relaxed);
-  std::memcpy(reinterpret_cast<char*>(&word) + offsetof(OpRecord, outcome), &outcome, sizeof(outcome));
-  slot.words[0].store(word, std::memory_order_release);
   slot.sequence.store(2 * place + 2, std::memory_order_release);
 }
 

@@ -89,17 +89,25 @@ TEST(FlightRecorderTest, ALaterRecordShowsNothingOfTheOneItReplaces) {
   EXPECT_EQ(copy.args[0], 0U);
 }
 
-TEST(FlightRecorderTest, AnOutcomeIsWrittenIntoItsRecordUnlessThatIsGone) {
+TEST(FlightRecorderTest, APlaceKeepsItsOrderAndIsEmptyUntilItIsFilled) {
   FlightRecorder recorder;
-  const std::uint64_t place = recorder.keep(record(1));
+  const std::uint64_t place = recorder.claim();
   recorder.on_op(record(2));
-  recorder.set_outcome(place, static_cast<std::uint8_t>(Errc::internal));
-  EXPECT_EQ(recorder.snapshot().front().outcome, static_cast<std::uint8_t>(Errc::internal));
+  ASSERT_EQ(recorder.snapshot().size(), 1U);
+  recorder.fill(place, record(1));
+  ASSERT_EQ(recorder.snapshot().size(), 2U);
   EXPECT_EQ(recorder.snapshot().front().bytes, 1U);
-  EXPECT_EQ(recorder.snapshot().back().outcome, 0U);
+  EXPECT_EQ(recorder.snapshot().back().bytes, 2U);
+}
+
+TEST(FlightRecorderTest, APlaceThatIsNotFilledInTimeCostsOneRecordOnly) {
+  FlightRecorder recorder;
+  const std::uint64_t place = recorder.claim();
   for (std::uint64_t i = 0; i < FlightRecorder::kCapacity; ++i) recorder.on_op(record(3));
-  recorder.set_outcome(place, static_cast<std::uint8_t>(Errc::internal));
-  for (const OpRecord& kept : recorder.snapshot()) EXPECT_EQ(kept.outcome, 0U);
+  recorder.fill(place, record(1));  // its turn is over, and it leaves no trace
+  for (const OpRecord& kept : recorder.snapshot()) EXPECT_EQ(kept.bytes, 3U);
+  for (std::uint64_t i = 0; i < FlightRecorder::kCapacity; ++i) recorder.on_op(record(4));
+  EXPECT_EQ(recorder.snapshot().size(), FlightRecorder::kCapacity);
 }
 
 TEST(FlightRecorderTest, NoRecordIsTornWhileFourThreadsWrite) {
