@@ -39,8 +39,8 @@ std::size_t FlightRecorder::num_words(const OpRecord& record) noexcept {
 }
 
 // A slot's sequence is 2i + 1 while record i is claimed and written, and 2i + 2 once it is whole. The words are stored with release
-// and read with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence, and drops what
-// it read.
+// and read with acquire: a reader that met one word of a later record therefore also sees that record's odd sequence, and drops
+// what it read.
 void FlightRecorder::fill(std::uint64_t place, const OpRecord& record) noexcept {
   Slot& slot = slots_[place % kCapacity];
   if (slot.sequence.load(std::memory_order_relaxed) != 2 * place + 1) return;
