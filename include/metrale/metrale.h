@@ -45,6 +45,7 @@
 #include "metrale/models/sampling_math.h"
 #include "metrale/models/synthetic.h"
 #include "metrale/models/tokenizer.h"
+#include "metrale/models/weight_types.h"
 #include "metrale/observer.h"
 #include "metrale/op.h"
 #include "metrale/op_cache.h"

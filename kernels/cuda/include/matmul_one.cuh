@@ -167,11 +167,14 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
     for (u32 i = 0; i < kMatrices; ++i) source[i].seek(kGated ? call.w[i] : pick(call.w, matrix), n, p.k, row);
   };
   seek();
+  // With more than kOneBlocks blocks a multiprocessor, half of the rows are asked for after x, which need not queue behind them.
+  constexpr u32 kBefore = C::kPacked ? rows : rows / 2;
+  const u32 held_back = threads * (kOneBlocks + 1) <= one_threads(type, false) * kOneBlocks ? count : 0;
   typename C::Raw w[rows];
 #pragma unroll
   for (u32 r = 0; r < rows; ++r) {
     w[r] = {};
-    C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count);
+    C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count - (r < kBefore ? 0 : held_back));
   }
   if constexpr (!C::kPacked && ahead != 0) {
     if (warp == 0 && count != 0) {
@@ -214,6 +217,8 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
     copy16_async(shared_address(xs + staged_quad(f)), static_cast<const float4*>(call.x) + f);
   commit_copies();
   if (writes && call.residual) early += __ldcg(call.residual + early_row);
+#pragma unroll
+  for (u32 r = kBefore; r < rows; ++r) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < held_back);
   wait_copies<0>();
   if (call.norm) {
     float sum = 0;

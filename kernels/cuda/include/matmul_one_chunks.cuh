@@ -140,48 +140,46 @@ __device__ __forceinline__ HalfSums half_sums(const float4 (&x)[8]) {
   return {(sum4(x[0]) + sum4(x[1])) + (sum4(x[2]) + sum4(x[3])), (sum4(x[4]) + sum4(x[5])) + (sum4(x[6]) + sum4(x[7]))};
 }
 
-template <>
-struct OneChunk<DType::q4_0> {
-  static constexpr u32 kElements = 32, kQuads = 8;
+/// Of q4_0 and q4_1: half a byte an element, and what a block has besides.
+template <DType type>
+struct OneNibbles {
+  using W = Weights<type>;
+  static constexpr u32 kElements = W::kElements, kQuads = W::kQuads;
   static constexpr bool kPacked = true;
   struct Raw {
     uint4 quants;
-    u32 d;
+    u32 scale;  ///< f16, for q4_1 with the minimum above it.
   };
   using Sums = HalfSums;
-  using Source = OneSource<DType::q4_0, 32, 16>;
+  using Source = OneSource<type, 32, 16>;
   static __device__ __forceinline__ Sums sums(const float4 (&x)[kQuads]) { return half_sums(x); }
-  static __device__ __forceinline__ void load(Raw& to, const Source& s, u32 r, u32 chunk, u32 valid) {
-    load_once(to.quants, s.quants + (r * s.blocks + chunk) * 16, valid);
-    load_half_once(to.d, s.extra + (s.index + r * s.blocks + chunk) * 2, valid);
+  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return W::position(chunk, q); }
+  static __device__ __forceinline__ float product(const Raw& w, const float4 (&x)[kQuads]) {
+    return dot_nibbles<0>(w.quants, x) + dot_nibbles<1>(w.quants, x);
   }
-  static __device__ __forceinline__ float dot(const Raw& w, u32, const float4 (&x)[kQuads], const Sums& sums, float sum) {
-    const float product = dot_nibbles<0>(w.quants, x) + dot_nibbles<1>(w.quants, x);
-    return fmaf(f16_bits(w.d), fmaf(-(kByteOffset + 8.0F), sums.low + sums.high, product), sum);
-  }
-  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return chunk * 8 + q; }
 };
 
 template <>
-struct OneChunk<DType::q4_1> {
-  static constexpr u32 kElements = 32, kQuads = 8;
-  static constexpr bool kPacked = true;
-  struct Raw {
-    uint4 quants;
-    u32 scale;
-  };
-  using Sums = HalfSums;
-  using Source = OneSource<DType::q4_1, 32, 16>;
-  static __device__ __forceinline__ Sums sums(const float4 (&x)[kQuads]) { return half_sums(x); }
+struct OneChunk<DType::q4_0> : OneNibbles<DType::q4_0> {
+  static __device__ __forceinline__ void load(Raw& to, const Source& s, u32 r, u32 chunk, u32 valid) {
+    load_once(to.quants, s.quants + (r * s.blocks + chunk) * 16, valid);
+    load_half_once(to.scale, s.extra + (s.index + r * s.blocks + chunk) * 2, valid);
+  }
+  static __device__ __forceinline__ float dot(const Raw& w, u32, const float4 (&x)[kQuads], const Sums& sums, float sum) {
+    return fmaf(f16_bits(w.scale), fmaf(-(kByteOffset + 8.0F), sums.low + sums.high, product(w, x)), sum);
+  }
+};
+
+template <>
+struct OneChunk<DType::q4_1> : OneNibbles<DType::q4_1> {
   static __device__ __forceinline__ void load(Raw& to, const Source& s, u32 r, u32 chunk, u32 valid) {
     load_once(to.quants, s.quants + (r * s.blocks + chunk) * 16, valid);
     load_once(to.scale, s.extra + (s.index + r * s.blocks + chunk) * 4, valid);
   }
   static __device__ __forceinline__ float dot(const Raw& w, u32, const float4 (&x)[kQuads], const Sums& sums, float sum) {
-    const float product = dot_nibbles<0>(w.quants, x) + dot_nibbles<1>(w.quants, x), all = sums.low + sums.high;
-    return fmaf(f16_bits(w.scale & 0xFFFFU), fmaf(-kByteOffset, all, product), fmaf(f16_bits(w.scale >> 16), all, sum));
+    const float all = sums.low + sums.high;
+    return fmaf(f16_bits(w.scale & 0xFFFFU), fmaf(-kByteOffset, all, product(w, x)), fmaf(f16_bits(w.scale >> 16), all, sum));
   }
-  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return chunk * 8 + q; }
 };
 
 template <>

@@ -25,6 +25,7 @@
 
 #include "metrale/dtype.h"
 #include "metrale/models/matmul_kernels.h"
+#include "metrale/models/weight_types.h"
 #include "metrale/types.h"
 
 namespace metrale::cuda::matmul {
@@ -38,45 +39,9 @@ inline constexpr std::uint32_t kSharedLimit = 160 * 1024;
 /// What sm_90 grants, asked for only where a single row of x needs it.
 inline constexpr std::uint32_t kSharedMost = 227 * 1024;
 
-/// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
-static constexpr bool supports(DType type) noexcept {
-  switch (type) {
-    case DType::f32:
-    case DType::f16:
-    case DType::bf16:
-    case DType::q4_0:
-    case DType::q4_1:
-    case DType::q8_0:
-    case DType::q4_k:
-    case DType::q6_k: return true;
-    default: return false;
-  }
-}
-
-/// Elements of a block; 1 for dense types.
-static constexpr std::uint32_t block_elements(DType type) noexcept {
-  switch (type) {
-    case DType::q4_0:
-    case DType::q4_1:
-    case DType::q8_0: return 32;
-    case DType::q4_k:
-    case DType::q6_k: return 256;
-    default: return 1;
-  }
-}
-
-/// Bytes of `k` elements of a supported type: `size_bytes` of dtype.h, static.
-static constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
-  switch (type) {
-    case DType::f32: return 4 * k;
-    case DType::q4_0: return k / 32 * 18;
-    case DType::q4_1: return k / 32 * 20;
-    case DType::q8_0: return k / 32 * 34;
-    case DType::q4_k: return k / 256 * 144;
-    case DType::q6_k: return k / 256 * 210;
-    default: return 2 * k;
-  }
-}
+using weight_types::block_elements;
+using weight_types::row_bytes;
+using weight_types::supports;
 
 /// Weights whose prepared activations are interchangeable. f32 weights keep f32 activations in both precisions.
 enum class ActivationClass : std::uint8_t { f32, bf16 };

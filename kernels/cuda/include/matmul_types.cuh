@@ -138,16 +138,23 @@ struct Weights<DType::f16> : DenseWeights<2> {
   }
 };
 
-template <>
-struct Weights<DType::q4_0> {
+/// Of q4_0 and q4_1: half a byte an element, a chunk a block.
+template <DType type>
+struct NibbleWeights {
   static constexpr u32 kElements = 32, kQuads = 8, kParts = 1, kSlotBytes = 20;
+  static __device__ __forceinline__ RowSource row(const MatrixView& w, u32 r) {
+    return packed_row(w, r, row_bytes(type, w.k), w.k / 32, 16);
+  }
+  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return chunk * 8 + q; }
+  static __device__ __forceinline__ void locate(u32 s, u32& chunk, u32& first) { chunk = s / 2, first = s % 2 * 4; }
+};
+
+template <>
+struct Weights<DType::q4_0> : NibbleWeights<DType::q4_0> {
   struct Chunk {
     uint4 quants;
     float d;
   };
-  static __device__ __forceinline__ RowSource row(const MatrixView& w, u32 r) {
-    return packed_row(w, r, row_bytes(DType::q4_0, w.k), w.k / 32, 16);
-  }
   static __device__ __forceinline__ void fetch(u32 slot, u32 lane, const RowSource& s, u32 chunk, u32) {
     copy16_async(slot + lane * 16, s.quants + u64{chunk} * 16);
     copy_half_async(slot + kWarp * 16 + lane * 4, s.extra, s.index + chunk, s.total);
@@ -162,20 +169,14 @@ struct Weights<DType::q4_0> {
   static __device__ __forceinline__ float4 quad(const Chunk& c) {
     return scaled(nibbles<q / 4>(word_of<q % 4>(c.quants), 8.0F), c.d);
   }
-  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return chunk * 8 + q; }
-  static __device__ __forceinline__ void locate(u32 s, u32& chunk, u32& first) { chunk = s / 2, first = s % 2 * 4; }
 };
 
 template <>
-struct Weights<DType::q4_1> {
-  static constexpr u32 kElements = 32, kQuads = 8, kParts = 1, kSlotBytes = 20;
+struct Weights<DType::q4_1> : NibbleWeights<DType::q4_1> {
   struct Chunk {
     uint4 quants;
     u32 scale;
   };
-  static __device__ __forceinline__ RowSource row(const MatrixView& w, u32 r) {
-    return packed_row(w, r, row_bytes(DType::q4_1, w.k), w.k / 32, 16);
-  }
   static __device__ __forceinline__ void fetch(u32 slot, u32 lane, const RowSource& s, u32 chunk, u32) {
     copy16_async(slot + lane * 16, s.quants + u64{chunk} * 16);
     copy4_async(slot + kWarp * 16 + lane * 4, s.extra + u64{s.index + chunk} * 4, 4);
@@ -191,8 +192,6 @@ struct Weights<DType::q4_1> {
   static __device__ __forceinline__ float4 quad(const Chunk& c) {
     return scaled(nibbles<q / 4>(word_of<q % 4>(c.quants), 0.0F), f16_bits(c.scale & 0xFFFFU), f16_bits(c.scale >> 16));
   }
-  static __device__ __forceinline__ u32 position(u32 chunk, u32 q) { return chunk * 8 + q; }
-  static __device__ __forceinline__ void locate(u32 s, u32& chunk, u32& first) { chunk = s / 2, first = s % 2 * 4; }
 };
 
 // Two chunks a block.

@@ -26,6 +26,7 @@
 #include "metrale/backends/host_kernel.h"
 #include "metrale/dtype.h"
 #include "metrale/models/matmul_kernels.h"
+#include "metrale/models/weight_types.h"
 #include "metrale/types.h"
 
 namespace metrale::host::matmul {
@@ -55,20 +56,8 @@ Isa select_isa(Isa limit = Isa::amx) noexcept;
 /// `select_isa` returned. Lifetime: static.
 std::span<const HostKernel> kernels(Isa isa) noexcept;
 
-/// f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k.
-static constexpr bool supports(DType type) noexcept {
-  switch (type) {
-    case DType::f32:
-    case DType::f16:
-    case DType::bf16:
-    case DType::q4_0:
-    case DType::q4_1:
-    case DType::q8_0:
-    case DType::q4_k:
-    case DType::q6_k: return true;
-    default: return false;
-  }
-}
+using weight_types::row_bytes;
+using weight_types::supports;
 
 /// Weights whose prepared activations are interchangeable.
 enum class ActivationClass : std::uint8_t { f32, bf16, quantised };
@@ -83,22 +72,9 @@ struct Plan {
   std::uint32_t shared_bytes = 0;
 };
 
-/// Bytes of `k` elements of a supported type: `size_bytes` of dtype.h, static; a test holds them together.
-static constexpr std::uint64_t row_bytes(DType type, std::uint64_t k) noexcept {
-  switch (type) {
-    case DType::f32: return 4 * k;
-    case DType::q4_0: return k / 32 * 18;
-    case DType::q4_1: return k / 32 * 20;
-    case DType::q8_0: return k / 32 * 34;
-    case DType::q4_k: return k / 256 * 144;
-    case DType::q6_k: return k / 256 * 210;
-    default: return 2 * k;
-  }
-}
-
 /// Whether `repack` takes a matrix of this shape: whole blocks of k (32 for dense types). Others stay as rows, `packed = 0`.
 static constexpr bool can_repack(DType type, std::uint64_t k) noexcept {
-  return supports(type) && k % (type == DType::q4_k || type == DType::q6_k ? 256 : 32) == 0;
+  return supports(type) && k % (weight_types::block_elements(type) == 256 ? 256 : 32) == 0;
 }
 
 /// Bytes that `prepare` writes, for any instruction set. Align the buffer to 64.
