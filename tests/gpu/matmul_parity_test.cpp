@@ -62,7 +62,7 @@ class MatmulParity : public Parity {
     if (dtype == DType::q4_k || dtype == DType::q6_k)
       return {{40, 1024}, {1, 256}, {37, 512}, {600, 1536}, {130, 4096}, {3300, 256}, kLarge};
     if (is_quantised(dtype)) return {{40, 1024}, {1, 32}, {37, 96}, {576, 576}, {130, 4096}, {3300, 256}, kLarge};
-    return {{40, 1024}, {1, 32}, {37, 100}, {129, 70}, {576, 576}, {130, 4096}, {3300, 256}, kLarge};
+    return {{40, 1024}, {1, 32}, {37, 100}, {129, 70}, {576, 576}, {450, 2560}, {130, 4096}, {3300, 256}, kLarge};
   }
   /// Fills a large device with the largest tiles, for many rows of x alone: with few there are fewer tiles.
   static constexpr Shape kLarge{8500, 256};
