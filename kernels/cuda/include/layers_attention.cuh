@@ -208,14 +208,6 @@ class Attention {
     cache[pair.second] = decoder::to_bf16(x.y);
   }
 
-  __device__ static void send(u32 to, u32 rank, float x, u32 barrier) {
-    asm volatile(
-        "{.reg .u32 to, counter; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 counter, %1, %2;"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [counter];}" ::"r"(to),
-        "r"(barrier), "r"(rank), "r"(__float_as_uint(x))
-        : "memory");
-  }
-
   // ---- cached keys ----
   /// Lane 4 n + t: of keys n and n + 8 elements 8 t to 8 t + 7 and those 32 on; of values 2 t, 2 t + 1, 2 t + 8, 2 t + 9 elements
   /// 8 n to 8 n + 7. Zeros where a key is absent.
@@ -223,15 +215,6 @@ class Attention {
     uint4 key[2][2];
     uint4 value[4];
   };
-  __device__ static uint4 load_piece(const uint4* from, bool present) {
-    uint4 x;
-    asm volatile(
-        "{.reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
-        "@p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
-        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-        : "l"(from), "r"(static_cast<u32>(present)));
-    return x;
-  }
   /// Reads ahead of the queries; nothing waits here but for the block table.
   __device__ void load_tile(u32 l, u32 first, Tile& tile) const {
     const decoder::CacheRows rows = decoder::CacheRows::create(step_.params->cache, step_.block_table, head_);

@@ -14,30 +14,16 @@
 // advanced once by a block that has read all of the last h.
 #pragma once
 
-#include "decoder_common.cuh"
+#include <layers_device.cuh>
+
 #include "layers_plan.h"
 
 namespace metrale::cuda::layers {
-
-using decoder::kAllLanes;
-using decoder::lane_id;
-using decoder::shared_address;
-using decoder::u32;
-using decoder::u64;
-using decoder::warp_id;
 
 /// Polls before a block gives up on its peers, which ends the context: several seconds.
 inline constexpr u32 kMostPolls = 1U << 24;
 
 // ---- numbers with their phase ----
-__device__ inline uint4 load_words(const float* p) {
-  uint4 w;
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-               : "l"(p)
-               : "memory");
-  return w;
-}
 __device__ inline bool have_phase(uint4 w, u32 phase) {
   return (((w.x ^ phase) | (w.y ^ phase) | (w.z ^ phase) | (w.w ^ phase)) & 1) == 0;
 }
@@ -62,44 +48,9 @@ __device__ inline void wait_words(const float* p, u32 stride, u32 phase, float4 
 #pragma unroll
   for (u32 i = 0; i < count; ++i) x[i] = as_floats(w[i]);
 }
-__device__ inline void publish(float* p, float x, u32 phase) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(p), "r"((__float_as_uint(x) & ~1U) | phase) : "memory");
-}
-
-// ---- named barriers of a block ----
-__device__ inline void barrier_arrive(u32 id, u32 threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void barrier_wait(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-
-/// Waits for a phase of a barrier in shared memory. It says only that bytes have come to this block, so nothing that was read from
-/// device memory before becomes doubtful, as a wait for the cluster's scope would have it.
-__device__ inline void wait_here(u32 barrier, u32 phase) {
-  u32 done = 0;
-  while (done == 0) {
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(phase)
-                 : "memory");
-  }
-}
+__device__ inline void publish(float* p, float x, u32 phase) { store_word(p, (__float_as_uint(x) & ~1U) | phase); }
 
 // ---- weights ----
-/// Loads that stay where they are written: ahead of a wait.
-__device__ inline float4 load_early(const float* p) {
-  float4 x;
-  asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p));
-  return x;
-}
-__device__ inline void init_barrier_of(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void arrive_at(u32 barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-__device__ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier)
-               : "memory");
-}
 
 /// Slots of shared memory that the last warp fills in turn and the matrix warps empty. `full` and `empty`: a barrier for each slot.
 struct Ring {
@@ -138,11 +89,6 @@ struct Ring {
 // as the products may take columns in any order, that is what one load of 8 bytes gives. Of x a lane has four numbers, lane
 // 8 s + t those of step s as bf16, lane 8 s + 4 + t what rounding took from them: columns 2 s and 2 s + 1 of the other factor. So
 // of the product for step s only those columns count; they come to lanes 4 r + s.
-__device__ inline uint2 load_half_row(u32 address) {
-  uint2 w;
-  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(w.x), "=r"(w.y) : "r"(address) : "memory");
-  return w;
-}
 /// The lane's side of x: rounded, or what that left.
 __device__ inline uint2 factor(float4 x) {
   const uint2 rounded = decoder::pack_quad(x);

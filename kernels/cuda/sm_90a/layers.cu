@@ -8,11 +8,6 @@
 namespace metrale::cuda::layers {
 namespace {
 
-template <class Role>
-__device__ inline void fetch_first(const Role& role, u32 depth, u32 layers) {
-  role.fetch(0, min(depth, layers));
-}
-
 template <class S>
 __device__ inline void run(const LayersBuffers& b, const LayersParams& p, char* shared) {
   let_dependents_start();
@@ -29,8 +24,7 @@ __device__ inline void run(const LayersBuffers& b, const LayersParams& p, char* 
     } else {
       mlp.init();
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_barriers();
   }
   // Weights are no one's result, so they may be on their way before the predecessor has ended.
   __syncwarp();
@@ -76,12 +70,10 @@ __device__ inline void run(const LayersBuffers& b, const LayersParams& p, char* 
 
 METRALE_PUBLISH_WAITS(layers_576_9_3_64_1536);
 
-extern __shared__ __align__(128) char shared_bytes[];
-
 extern "C" __global__ void METRALE_CLUSTER_OF(8) __launch_bounds__(metrale::cuda::layers::kThreads, 1)
     layers_576_9_3_64_1536(const metrale::LayerAddresses* table, const std::uint16_t* embedding, const std::int32_t* ids,
                            const float* inverse_frequencies, const metrale::StepHeader* step, const std::int32_t* block_table,
                            float* exchange, float* hidden, const __grid_constant__ metrale::LayersParams p) {
   using namespace metrale::cuda::layers;
-  run<Sizes<Small>>({table, embedding, ids, inverse_frequencies, step, block_table, exchange, hidden}, p, shared_bytes);
+  run<Sizes<Small>>({table, embedding, ids, inverse_frequencies, step, block_table, exchange, hidden}, p, dynamic_shared());
 }
