@@ -53,7 +53,9 @@ ExitCode list(GpuBackend& backend) {
 }
 
 ExitCode check(GpuBackend& backend) {
-  for (const KernelName& needed : kRequiredKernels) {
+  const auto all = required_kernels(backend);
+  if (!all) return fail(all.error());
+  for (const KernelName& needed : *all) {
     // The audit keeps what is missing.
     static_cast<void>(backend.kernel(needed.module, needed.function).has_value());
   }

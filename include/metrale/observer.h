@@ -63,8 +63,8 @@ class FlightRecorder final : public Observer {
   static constexpr std::size_t kCapacity = 256;
 
   void on_op(const OpRecord& record) noexcept override { fill(claim(), record); }
-  /// The two halves of `on_op`: takes the next place, which stays empty until it is filled, and fills it. All that is atomic and
-  /// waits for other stores is in the first.
+  /// The two halves of `on_op`, for the face, which calls the driver between them: takes the next place and fills it. All that is
+  /// atomic and waits for other stores is in the first. Each claim is filled, soon: a place that is not keeps its slot for good.
   std::uint64_t claim() noexcept {
     const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
     Slot& slot = slots_[index % kCapacity];

@@ -193,8 +193,10 @@ Result<> GpuBackend::adopt(DevicePtr ptr, std::uint64_t bytes, std::string_view 
       return Error(Errc::invalid_argument,
                    fmt::format("adopt of \"{}\": [{:#x}, +{}) overlaps a live block", label, ptr.address, bytes), site);
     }
-    f.device.add(ptr, bytes, MemoryKind::adopted, site);
     f.adopted_labels[ptr.address] = label;
+    detail::Undo forget([&] { f.adopted_labels.erase(ptr.address); });
+    f.device.add(ptr, bytes, MemoryKind::adopted, site);
+    forget.keep();
     return {};
   });
 }

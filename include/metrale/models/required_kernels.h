@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels that the reference decoders need of every backend; `metgpu kernels --check` looks them up one by one. A decoder may
-// need more of a backend whose kernels come in special forms too (decoder_kernels.h, "optional"; on CUDA kernels/cuda/include/
-// matmul_plan.h). Constants; any thread.
+// The kernels that the reference decoders look up of a backend; `metgpu kernels --check` looks them up one by one. Any thread.
 #pragma once
 
-#include <array>
 #include <string_view>
+#include <vector>
 
-#include "metrale/models/decoder_kernels.h"
-#include "metrale/models/matmul_kernels.h"
-#include "metrale/models/sampling_kernels.h"
+#include "metrale/backend.h"
+#include "metrale/result.h"
 
 namespace metrale {
 
@@ -19,13 +16,9 @@ struct KernelName {
   std::string_view function;
 };
 
-inline constexpr std::array kRequiredKernels{
-    KernelName{kMatmulModule, "repack"},   KernelName{kMatmulModule, "gather"},    KernelName{kMatmulModule, "prepare"},
-    KernelName{kMatmulModule, "linear"},   KernelName{kMatmulModule, "linear4"},   KernelName{kMatmulModule, "swiglu"},
-    KernelName{kDecoderModule, "widen"},   KernelName{kDecoderModule, "rotary"},   KernelName{kDecoderModule, "rotate_store"},
-    KernelName{kDecoderModule, "attend"},  KernelName{kDecoderModule, "conv"},     KernelName{kDecoderModule, "attend_one"},
-    KernelName{kDecoderModule, "delta"},   KernelName{kDecoderModule, "argmax"},   KernelName{kDecoderModule, "score"},
-    KernelName{kSamplingModule, "sample"}, KernelName{kSamplingModule, "advance"},
-};
+/// Every kernel without which no decoder is made on `backend`: the common ones, and the special forms that its plans launch in
+/// their place. Kernels for some models only are not among them (decoder_kernels.h, "optional").
+/// Errors: unsupported (the decoders have no kernels for that backend), and those of `sm_count`.
+Result<std::vector<KernelName>> required_kernels(GpuBackend& backend);
 
 }  // namespace metrale

@@ -23,7 +23,6 @@ CudaBackend::CudaBackend(std::shared_ptr<Context> context, const FaceOptions& fa
       context_(std::move(context)),
       driver_(context_->driver()),
       modules_(driver_, context_->device()),
-      registry_(*context_, modules_),
       pinned_(std::make_shared<PinnedPool>(driver_)),
       host_calls_(std::make_shared<HostCalls>()) {}
 

@@ -97,7 +97,7 @@ int Context::attribute(CUdevice_attribute attribute) const noexcept {
   if (code == CUDA_SUCCESS) return value;
   if (code != CUDA_ERROR_INVALID_VALUE) {
     try {
-      log(LogLevel::warning, fmt::format("device attribute {} is taken as 0: {}", static_cast<int>(attribute),
+      log(LogLevel::warning, fmt::format("device attribute number {} is taken as 0: {}", static_cast<int>(attribute),
                                          driver_error(driver_, code, "cuDeviceGetAttribute").to_string()));
     } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the text, and nobody to tell
     }

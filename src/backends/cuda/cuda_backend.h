@@ -36,19 +36,6 @@ struct KernelRecord {
   std::atomic<bool> allows_wide_clusters{false};  ///< Opted in to clusters of more than eight blocks.
 };
 
-/// The modules as the registry of the face: makes the context current first.
-class BoundModules final : public KernelRegistry {
- public:
-  BoundModules(Context& context, Modules& modules) noexcept : context_(context), modules_(modules) {}
-  Result<std::vector<Entry>> entries() const override;
-  LoadReport load_report() const override { return modules_.load_report(); }
-  Result<DeviceSymbol> device_symbol(std::string_view module, std::string_view name, std::source_location site) override;
-
- private:
-  Context& context_;
-  Modules& modules_;
-};
-
 /// An instantiated graph.
 struct GraphRecord {
   CUgraphExec exec = nullptr;
@@ -128,7 +115,7 @@ class CudaBackend final : public GpuBackend {
   Result<KernelFacts> do_kernel_facts(NativeKernel kernel) override;
   Result<> do_launch(const LaunchDesc& launch) override;
   Result<TensorMap> do_tensor_map(const TensorTile& tile) override;  // tensor_map.cpp
-  KernelRegistry* do_kernel_registry() noexcept override { return &registry_; }
+  KernelRegistry* do_kernel_registry() noexcept override { return &modules_; }
   Result<> do_unload_modules() override;
 
  private:
@@ -227,7 +214,6 @@ class CudaBackend final : public GpuBackend {
   const Driver& driver_;
   std::string device_key_;
   Modules modules_;
-  BoundModules registry_;
   std::shared_ptr<PinnedPool> pinned_;  // shared: graphs give frozen bytes back, on the driver's threads
   std::shared_ptr<HostCalls> host_calls_;
   bool is_integrated_ = false;

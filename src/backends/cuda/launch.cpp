@@ -25,16 +25,6 @@ const std::string* kept(const std::string& name) {
 
 }  // namespace
 
-Result<std::vector<KernelRegistry::Entry>> BoundModules::entries() const {
-  METRALE_TRY(context_.make_current());
-  return modules_.entries();
-}
-
-Result<DeviceSymbol> BoundModules::device_symbol(std::string_view module, std::string_view name, std::source_location site) {
-  METRALE_TRY(context_.make_current());
-  return modules_.device_symbol(module, name, site);
-}
-
 Result<NativeKernel> CudaBackend::do_find_kernel(std::string_view module, std::string_view function) {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
@@ -56,6 +46,7 @@ Result<KernelFacts> CudaBackend::do_kernel_facts(NativeKernel kernel) { return k
 
 Result<> CudaBackend::do_unload_modules() {
   METRALE_TRY(context_->make_current());
+  const OutsideCapture outside(driver_);
   METRALE_TRY(do_wait_for_earlier_work());
   std::lock_guard lock(kernels_mutex_);
   kernels_.clear();

@@ -10,7 +10,6 @@ namespace metrale::cuda {
 
 namespace {
 
-constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
 // Asking after so many streams costs less than the driver's free and the allocation that follows it.
 constexpr std::size_t kQueriesBySpares = 4;
 
@@ -25,6 +24,7 @@ Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
     }
   }
   METRALE_TRY(context_->make_current());
+  const OutsideCapture outside(driver_);
   if (num_partings_.load(std::memory_order_acquire) != 0) [[unlikely]] {
     if (const auto again = take_put_off(bytes, is_managed ? kind : MemoryKind::device)) {
       (is_managed ? managed_bytes_ : device_bytes_).fetch_add(bytes, std::memory_order_relaxed);
@@ -42,9 +42,7 @@ Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
     part_with_spares();
   if (code == CUDA_ERROR_OUT_OF_MEMORY && num_partings_.load(std::memory_order_acquire) != 0 && reap_waiting(bytes)) code = ask();
   if (code != CUDA_SUCCESS) [[unlikely]] {
-    // Of a size that no address space holds the driver says that it is wrong.
-    if (code == CUDA_ERROR_INVALID_VALUE && bytes > kLargest) code = CUDA_ERROR_OUT_OF_MEMORY;
-    return context_->error(code, is_managed ? "cuMemAllocManaged" : "cuMemAlloc");
+    return context_->error(size_refusal(code, bytes), is_managed ? "cuMemAllocManaged" : "cuMemAlloc");
   }
   (is_managed ? managed_bytes_ : device_bytes_).fetch_add(bytes, std::memory_order_relaxed);
   return DevicePtr{ptr};
@@ -84,6 +82,7 @@ Result<> CudaBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind ki
 
 Result<void*> CudaBackend::do_alloc_pinned(std::uint64_t bytes) {
   METRALE_TRY(context_->make_current());
+  const OutsideCapture outside(driver_);
   reap();
   return noted(pinned_->take(bytes));
 }
@@ -99,6 +98,7 @@ Result<> CudaBackend::do_free_pinned(void* ptr, std::uint64_t bytes) {
 
 Result<> CudaBackend::do_register_host(void* ptr, std::uint64_t bytes) {
   METRALE_TRY(context_->make_current());
+  const OutsideCapture outside(driver_);
   Result<> registered = check(driver_.cuMemHostRegister_(ptr, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
                               "cuMemHostRegister");
   if (registered) return registered;
@@ -107,6 +107,7 @@ Result<> CudaBackend::do_register_host(void* ptr, std::uint64_t bytes) {
 
 Result<> CudaBackend::do_unregister_host(void* ptr, std::uint64_t) {
   METRALE_TRY(context_->make_current());
+  const OutsideCapture outside(driver_);
   // Its owner frees the memory now, whatever is said, and pages that stay locked are lost to the host.
   return context_->check_release(give_back_insisting([&] { return driver_.cuMemHostUnregister_(ptr); }), "cuMemHostUnregister");
 }

@@ -13,6 +13,7 @@
 
 #include "backends/cuda/driver_log.h"
 #include "backends/cuda/image.h"
+#include "backends/cuda/outside_capture.h"
 #include "backends/cuda/status.h"
 #include "metrale/log.h"
 
@@ -287,6 +288,11 @@ Result<> Modules::load_code(Kernel& kernel) {
 Result<> Modules::ensure_loaded() {
   std::unique_lock lock(mutex_);
   if (is_loaded_) return {};
+  if (OutsideCapture::num_on_thread() != 0) {
+    return Error(Errc::capture_unsafe,
+                 "the modules were unloaded, and loading them would break a capture that this thread holds; look "
+                 "one kernel up before the capture begins");
+  }
   CurrentContext context(driver_, context_);
   METRALE_TRY(context.enter());
   METRALE_TRY(load_all());

@@ -16,7 +16,6 @@ constexpr std::uint64_t kLargestSlab = std::uint64_t{32} << 20;
 // An empty slab beyond this is not kept for the next.
 constexpr std::uint64_t kLargestKept = std::uint64_t{256} << 20;
 constexpr std::uint64_t kPage = 4096;
-constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
 
 }  // namespace
 
@@ -50,10 +49,8 @@ Result<void*> PinnedPool::take(std::uint64_t bytes) {
   if (void* part = take_locked(bytes)) return part;
   const std::uint64_t slab_bytes = bytes > next_slab_bytes_ / 2 ? round_up(bytes, kPage) : next_slab_bytes_;
   void* base = nullptr;
-  CUresult code = driver_.cuMemHostAlloc_(&base, slab_bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-  // Of a size that no address space holds the driver says that it is wrong.
-  if (code == CUDA_ERROR_INVALID_VALUE && slab_bytes > kLargest) code = CUDA_ERROR_OUT_OF_MEMORY;
-  METRALE_TRY(check(driver_, code, "cuMemHostAlloc"));
+  const CUresult code = driver_.cuMemHostAlloc_(&base, slab_bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  METRALE_TRY(check(driver_, size_refusal(code, slab_bytes), "cuMemHostAlloc"));
   if (slab_bytes == next_slab_bytes_) next_slab_bytes_ = std::min(2 * next_slab_bytes_, kLargestSlab);
   try {
     Slab& slab = slabs_[static_cast<const std::byte*>(base)];

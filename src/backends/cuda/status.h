@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "backends/cuda/driver.h"
@@ -27,6 +28,12 @@ bool is_sticky(CUresult code) noexcept;
 
 /// Whether `code` only says that the driver or its context has gone already: no failure where memory and handles are given back.
 bool is_gone(CUresult code) noexcept;
+
+/// Of a size that no address space holds the driver says that the argument is wrong: the code of an allocation of `bytes`.
+inline CUresult size_refusal(CUresult code, std::uint64_t bytes) noexcept {
+  constexpr std::uint64_t kLargest = std::uint64_t{1} << 46;
+  return code == CUDA_ERROR_INVALID_VALUE && bytes > kLargest ? CUDA_ERROR_OUT_OF_MEMORY : code;
+}
 
 /// Makes a call that gives back what nobody else knows of: once more where the driver, as a busy one may, refused. Answers what the
 /// driver said first.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <thread>
 
 #include "backends/cuda/cuda_backend.h"
@@ -34,7 +35,7 @@ Result<NativeStream> CudaBackend::do_create_stream(int priority) {
 }
 
 Result<> CudaBackend::do_destroy_stream(NativeStream stream) {
-  return part_in_context({.kind = Parting::Kind::stream, .value = stream.value}, [&](Parting parting) {
+  return part_in_context({.kind = Parting::Kind::stream, .value = stream.value}, [&](const Parting& parting) {
     if (StreamRecord* record = work().find(stream_of(stream))) {
       std::lock_guard lock(record->staging.mutex);
       close_staging(*record);

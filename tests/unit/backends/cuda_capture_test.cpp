@@ -174,6 +174,39 @@ TEST_F(CudaCapture, GraphsThatLibrariesReplayInsideNameTheirMemory) {
   ASSERT_EQ(driver.cuModuleUnload_(loaded), CUDA_SUCCESS);
 }
 
+TEST_F(CudaCapture, AnotherBackendOnTheThreadDoesNotBreakIt) {
+  const auto other = make();
+  const DevicePtr theirs = take(other->alloc(64));
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  take(on().memset_async(ptr, 0x22, 64, s));
+  EXPECT_OK(other->alloc(64));
+  EXPECT_OK(other->alloc_managed(64));
+  EXPECT_OK(other->alloc_host_pinned(64));
+  EXPECT_OK(other->memset(theirs, 1, 64));
+  EXPECT_OK(other->free(theirs));
+  EXPECT_OK(other->create_event());
+  EXPECT_OK(other->synchronize_device());
+  EXPECT_OK(other->unload_modules());
+  const GraphHandle graph = take(on().end_capture(s));
+  take(on().launch_graph(graph, s));
+  EXPECT_EQ(read_words(on(), ptr, 1, s)[0], 0x22222222U);
+  take(on().destroy_graph(graph));
+}
+
+TEST_F(CudaCapture, ABackendThatComesAndGoesOnTheThreadDoesNotBreakIt) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  take(on().memset_async(ptr, 0x22, 64, s));
+  EXPECT_OK(make()->health());
+  const GraphHandle graph = take(on().end_capture(s));
+  take(on().launch_graph(graph, s));
+  EXPECT_EQ(read_words(on(), ptr, 1, s)[0], 0x22222222U);
+  take(on().destroy_graph(graph));
+}
+
 TEST_F(CudaCapture, ParametersThatCannotBeReadAreWarnedOf) {
   const StreamHandle s = stream();
   const KernelHandle store = take(on().kernel("test", "store"));
@@ -214,6 +247,17 @@ TEST_F(CudaCaptureStrict, AForkWithoutWorkThatTheDriverRefusesIsRefused) {
   EXPECT_ERRC(on().end_capture(a), Errc::invalid_argument);
   EXPECT_TRUE(runs_work(a, ptr));
   EXPECT_TRUE(runs_work(b, ptr));
+}
+
+TEST_F(CudaCapture, ALookUpThatWouldLoadModulesIsRefusedOnACapturingThread) {
+  const StreamHandle s = stream();
+  take(on().unload_modules());
+  take(on().begin_capture(s));
+  EXPECT_ERRC(on().kernel("test", "store"), Errc::capture_unsafe);
+  EXPECT_ERRC(on().kernel_registry()->entries(), Errc::capture_unsafe);
+  EXPECT_TRUE(on().stream_is_capturing(s));
+  take(on().abort_capture_if_active(s));
+  take(on().kernel("test", "store"));
 }
 
 }  // namespace

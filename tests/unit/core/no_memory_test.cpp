@@ -76,6 +76,15 @@ const Call kCalls[] = {
     {"record_event", [](Scene& s) { return s.backend->record_event(s.event, s.stream).has_value(); }},
     {"synchronize", [](Scene& s) { return s.backend->synchronize(s.stream).has_value(); }},
     {"synchronize_device", [](Scene& s) { return s.backend->synchronize_device().has_value(); }},
+    {"adopt",
+     [](Scene& s) {
+       constexpr DevicePtr kTheirs{0x7000'0000'0000};
+       const bool adopted = s.backend->adopt(kTheirs, 64, "another library's memory").has_value();
+       const auto left = test::fail_allocation(-1);
+       EXPECT_EQ(s.backend->disown(kTheirs).has_value(), adopted);
+       test::fail_allocation(left);
+       return adopted;
+     }},
     {"wrap_stream",
      [](Scene& s) {
        const auto native = s.backend->native_stream(s.stream);
