@@ -71,8 +71,8 @@ class GpuBackend : public BackendHooks {
   /// Makes the device current for this thread. Never required: every call does so itself.
   Result<> bind_to_thread(Site site = Site::current());
   /// Sweeps, unloads and closes the backend. Idempotent. Afterwards every call but those that release answers device_lost, and
-  /// releasing does nothing. Ordering: waits for work in flight, and discards open captures; call it from the thread that began them.
-  /// The destructor calls it.
+  /// releasing does nothing. Ordering: waits for work in flight, and discards open captures; call it from the thread that began
+  /// them. The destructor calls it.
   Result<> shutdown(Site site = Site::current());
 
   // ---- memory ----
