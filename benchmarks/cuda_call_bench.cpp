@@ -8,7 +8,7 @@
 
 #include <array>
 #include <atomic>
-#include <numeric>
+#include <random>
 #include <vector>
 
 #include "backends/cuda/cuda_backend.h"
@@ -184,6 +184,31 @@ void BM_AllocFree(benchmark::State& state) {
   }
 }
 
+/// Sizes as those of `metgpu bench`: every power of two from 512 bytes to 4 MiB as likely.
+void BM_AllocFreeAsyncMixed(benchmark::State& state) {
+  caches = Caches::warm;
+  Gpu gpu;
+  GpuBackend& backend = *gpu.backend;
+  const StreamHandle stream = backend.default_stream();
+  std::mt19937 random(1);
+  std::vector<std::uint64_t> sizes(8192);
+  for (std::uint64_t& size : sizes) {
+    const std::uint64_t power = std::uint64_t{512} << (random() % 14);
+    size = power - random() % (power / 4);
+  }
+  std::array<DevicePtr, 32> live{};
+  std::size_t i = 0;
+  for (auto _ : state) {
+    DevicePtr& block = live[i % live.size()];
+    if (!backend.free_async(block, stream)) std::abort();
+    block = benchmarks::take(backend.alloc_async(sizes[i++ % sizes.size()], stream));
+  }
+  for (const DevicePtr block : live) {
+    if (!backend.free_async(block, stream)) std::abort();
+  }
+}
+
+BENCHMARK(BM_AllocFreeAsyncMixed);
 BENCHMARK(BM_LaunchRaw)->Arg(0)->Arg(1);
 BENCHMARK(BM_Launch)->Arg(0)->Arg(1);
 BENCHMARK(BM_ReplayRaw)->Arg(0)->Arg(1);
