@@ -37,7 +37,7 @@ Result<> CudaBackend::do_copy_h2d_async(DevicePtr dst, const void* src, std::uin
   if (retained)
     return enqueued(stream, driver_.cuMemcpyHtoDAsync_(dst.address, src, bytes, stream_of(stream)), "cuMemcpyHtoDAsync");
   if (METRALE_TRY(noted(work().is_captured(stream_of(stream))))) return copy_frozen(dst, src, bytes, stream);
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   if (record == nullptr) return Error(Errc::invalid_argument, "copy_h2d_async on a stream that was destroyed");
   const auto* from = static_cast<const std::byte*>(src);
   return bytes <= kSmall ? copy_staged_small(dst, from, bytes, stream, *record) : copy_staged(dst, from, bytes, stream, *record);
@@ -76,7 +76,7 @@ void CudaBackend::part_with_staged(void* block, std::uint64_t bytes, StreamRecor
     if (mark) {
       parting.marks.push_back(std::move(*mark));
     } else {
-      parting.until_shutdown = true;
+      (mark.error().code() == Errc::capture_unsafe ? parting.is_unmarked : parting.until_shutdown) = true;
     }
   } catch (...) {
     parting.until_shutdown = true;
@@ -209,7 +209,7 @@ Result<> CudaBackend::do_copy_peer_async(DevicePtr dst, GpuBackend& from, Device
     return do_copy_h2d_async(dst, staged.data(), bytes, stream, false);
   }
   METRALE_TRY(context_->make_current());
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   if (peer->context_ == context_) {
     METRALE_TRY(do_copy_d2d_async(dst, src, bytes, stream));
   } else {
@@ -222,6 +222,8 @@ Result<> CudaBackend::do_copy_peer_async(DevicePtr dst, GpuBackend& from, Device
   if (record == nullptr) return {};
   // Where the copy cannot be marked it is waited for: the source's device knows nothing of this stream.
   Result<MarkPtr> mark = noted(work().mark(*record));
+  // In a library's capture it was recorded, and does not run now.
+  if (!mark && mark.error().code() == Errc::capture_unsafe) return {};
   if (!mark) return check(driver_.cuStreamSynchronize_(stream_of(stream)), "cuStreamSynchronize");
   if (*mark != nullptr) peer->work().add_mark(peer, std::move(*mark));
   return {};

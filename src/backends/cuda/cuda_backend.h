@@ -85,7 +85,7 @@ class CudaBackend final : public GpuBackend {
   Result<> do_destroy_stream(NativeStream stream) override;
   Result<NativeStream> do_wrap_stream(std::uint64_t native) override;
   void do_unwrap_stream(NativeStream stream) noexcept override;
-  void do_share_stream(NativeStream stream) noexcept override { work().share(stream_of(stream)); }
+  void do_share_stream(NativeStream stream) noexcept override { work().share(stream_of(stream), this); }
   Result<> do_synchronize(NativeStream stream) override;
   Result<> do_synchronize_for(NativeStream stream, std::chrono::nanoseconds timeout) override;
   Result<> do_synchronize_device() override { return do_wait_for_earlier_work(); }
@@ -127,6 +127,7 @@ class CudaBackend final : public GpuBackend {
     std::uint64_t bytes = 0;
     std::vector<MarkPtr> marks{};
     bool until_shutdown = false;  ///< Nobody can tell when its work is done.
+    bool is_unmarked = false;     ///< Nor can anybody now, while a library captures a stream; later.
 
     bool is_due() const noexcept;
   };
@@ -144,7 +145,7 @@ class CudaBackend final : public GpuBackend {
   Result<> check(CUresult code, std::string_view what) { return context_->check(code, what); }
   /// The result of an enqueue on `stream`, which counts it.
   Result<> enqueued(NativeStream stream, CUresult code, std::string_view what) {
-    work().note(stream_of(stream));
+    work().note(stream_of(stream), this);
     return context_->check(code, what);
   }
   template <class T>
@@ -170,6 +171,8 @@ class CudaBackend final : public GpuBackend {
   }
   /// Puts off what is spare, for the driver to have it.
   void part_with_spares() noexcept;
+  /// Marks what could not be marked before.
+  void mark_unmarked();
   /// Gives back what may go now, without waiting.
   void reap() noexcept;
   /// Waits until what was put off may go, at most a while, where `bytes` would fit then; whether anything went.

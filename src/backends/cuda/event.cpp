@@ -32,10 +32,10 @@ Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent even
   // Called under the lock of `work()`, which the context's own check takes to name kernels.
   const auto wait = [&]() -> Result<> {
     const CUresult code = driver_.cuStreamWaitEvent_(stream_of(stream), event_of(event), CU_EVENT_WAIT_DEFAULT);
-    work().note(stream_of(stream));
+    work().note(stream_of(stream), this);
     return cuda::check(driver_, code, "cuStreamWaitEvent");
   };
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   // An event recorded in a capture takes the stream into it.
   if (record != nullptr && num_captures_.load(std::memory_order_acquire) != 0) [[unlikely]]
     return noted(work().capturing(*record, [&]() -> Result<> {

@@ -139,7 +139,7 @@ Result<> CudaBackend::do_begin_capture(NativeStream stream) {
     return cuda::check(driver_, driver_.cuStreamBeginCapture_(stream_of(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
                        "cuStreamBeginCapture");
   };
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   METRALE_TRY(noted(record == nullptr ? begin() : work().capturing(*record, begin)));
   num_captures_.fetch_add(1, std::memory_order_release);
   ++OutsideCapture::num_on_thread();

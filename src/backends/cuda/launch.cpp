@@ -69,7 +69,7 @@ Result<> CudaBackend::do_launch(const LaunchDesc& launch) {
     return driver_.cuLaunchKernel_(kernel.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x, launch.block.y,
                                    launch.block.z, launch.shared_bytes, stream, params, nullptr);
   });
-  if (StreamRecord* record = work().find(stream)) [[likely]] {
+  if (StreamRecord* record = work().find(stream, this)) [[likely]] {
     record->last_kernel.store(kernel.name, std::memory_order_relaxed);
     record->note();
   }

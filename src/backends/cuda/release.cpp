@@ -22,7 +22,7 @@ bool all_done(const std::vector<MarkPtr>& marks) noexcept {
 
 }  // namespace
 
-bool CudaBackend::Parting::is_due() const noexcept { return !until_shutdown && all_done(marks); }
+bool CudaBackend::Parting::is_due() const noexcept { return !until_shutdown && !is_unmarked && all_done(marks); }
 
 Result<> CudaBackend::part_with(Parting parting) {
   reap();
@@ -33,7 +33,7 @@ Result<> CudaBackend::part_with(Parting parting) {
     if (error.code() == Errc::device_lost) return error;
     // The driver waits by itself before it takes memory; nobody does for the rest.
     if (waits_for_device(parting.kind)) return give_back(parting);
-    parting.until_shutdown = true;
+    (error.code() == Errc::capture_unsafe ? parting.is_unmarked : parting.until_shutdown) = true;
     keep_for_later(std::move(parting));
     return {};
   }
@@ -92,9 +92,23 @@ Result<> CudaBackend::give_back(const Parting& parting) noexcept {
   return check(code, what);
 }
 
+void CudaBackend::mark_unmarked() {
+  // Locked throughout: what comes meanwhile may be used by work behind these marks.
+  std::lock_guard lock(partings_mutex_);
+  if (std::none_of(partings_.begin(), partings_.end(), [](const Parting& parting) { return parting.is_unmarked; })) return;
+  const Result<std::vector<MarkPtr>> marks = work().marks(this);
+  if (!marks) return;
+  for (Parting& parting : partings_) {
+    if (!parting.is_unmarked) continue;
+    parting.marks = *marks;
+    parting.is_unmarked = false;
+  }
+}
+
 void CudaBackend::reap() noexcept {
   if (num_partings_.load(std::memory_order_acquire) == 0) return;
   try {
+    mark_unmarked();
     const bool is_idle = work().is_idle();
     std::vector<Parting> due;
     {

@@ -36,11 +36,11 @@ Result<NativeStream> CudaBackend::do_create_stream(int priority) {
 
 Result<> CudaBackend::do_destroy_stream(NativeStream stream) {
   return part_in_context({.kind = Parting::Kind::stream, .value = stream.value}, [&](const Parting& parting) {
-    if (StreamRecord* record = work().find(stream_of(stream))) {
+    if (StreamRecord* record = work().find(stream_of(stream), this)) {
       std::lock_guard lock(record->staging.mutex);
       close_staging(*record);
     }
-    work().remove(stream_of(stream));
+    work().remove(stream_of(stream), this);
     return give_back(parting);
   });
 }
@@ -68,11 +68,11 @@ void CudaBackend::do_unwrap_stream(NativeStream stream) noexcept {
   if (!context_->make_current()) return;
   const OutsideCapture outside(driver_);
   try {
-    if (StreamRecord* record = work().find(stream_of(stream))) {
+    if (StreamRecord* record = work().find(stream_of(stream), this)) {
       std::lock_guard lock(record->staging.mutex);
       close_staging(*record);
     }
-    work().unwrap(stream_of(stream));
+    work().unwrap(stream_of(stream), this);
   } catch (...) {  // NOLINT(bugprone-empty-catch): without memory the stream stays known
   }
 }
@@ -80,7 +80,7 @@ void CudaBackend::do_unwrap_stream(NativeStream stream) noexcept {
 Result<> CudaBackend::do_synchronize(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   const std::uint64_t stamp = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
   METRALE_TRY(check(driver_.cuStreamSynchronize_(stream_of(stream)), "cuStreamSynchronize"));
   if (record != nullptr) record->note_done(stamp);
@@ -91,7 +91,7 @@ Result<> CudaBackend::do_synchronize(NativeStream stream) {
 Result<bool> CudaBackend::do_query(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   const OutsideCapture outside(driver_);
-  StreamRecord* record = work().find(stream_of(stream));
+  StreamRecord* record = work().find(stream_of(stream), this);
   const std::uint64_t stamp = record == nullptr ? 0 : record->enqueued.load(std::memory_order_acquire);
   const CUresult code = driver_.cuStreamQuery_(stream_of(stream));
   if (code == CUDA_ERROR_NOT_READY) return false;

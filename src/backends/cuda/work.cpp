@@ -2,6 +2,7 @@
 #include "backends/cuda/work.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "backends/cuda/status.h"
 
@@ -72,7 +73,12 @@ void Work::insert(Table& table, StreamRecord& record) {
 
 StreamRecord& Work::add(CUstream stream, const void* owner, bool is_foreign) {
   std::lock_guard lock(mutex_);
-  if (StreamRecord* known = find(stream)) {
+  if (StreamRecord* known = find(stream, owner)) {
+    // Where the first of that name was destroyed this is another, and its stamps tell of both.
+    if (std::exchange(known->is_gone, false)) {
+      known->is_foreign = is_foreign;
+      known->is_shared = false;
+    }
     ++known->num_wraps;
     return *known;
   }
@@ -91,12 +97,14 @@ StreamRecord& Work::add(CUstream stream, const void* owner, bool is_foreign) {
     record = spare_.back();
     spare_.pop_back();
   }
-  record->owner = owner;
+  record->owner.store(owner, std::memory_order_relaxed);
   record->is_foreign = is_foreign;
   record->is_shared = false;
+  record->is_gone = false;
   record->num_wraps = is_foreign ? 1 : 0;
   record->mark.reset();
   record->mark_at = 0;
+  record->capture = 0;
   record->before_capture.reset();
   record->staging.block = nullptr;
   record->staging.used = 0;
@@ -116,40 +124,49 @@ void Work::remove_locked(StreamRecord& record) {
   spare_.push_back(&record);
 }
 
-void Work::remove(CUstream stream) {
-  std::lock_guard lock(mutex_);
-  StreamRecord* record = find(stream);
-  if (record == nullptr) return;
+void Work::keep_end(StreamRecord& record) {
+  if (record.is_gone) return;
+  const void* owner = record.owner.load(std::memory_order_relaxed);
   // A stream that cannot be marked has a context that is lost, where nothing is handed back any more.
-  if (Result<MarkPtr> end = mark_locked(*record, Stamps::ignored); end && *end)
-    orphans_.push_back({record->owner, std::move(*end)});
-  if (record->before_capture && !record->before_capture->is_done()) {
-    orphans_.push_back({record->owner, std::move(record->before_capture)});
+  if (Result<MarkPtr> end = mark_locked(record, Stamps::ignored); end && *end) orphans_.push_back({owner, std::move(*end)});
+  if (record.before_capture && !record.before_capture->is_done()) orphans_.push_back({owner, std::move(record.before_capture)});
+}
+
+void Work::remove(CUstream stream, const void* owner) {
+  std::lock_guard lock(mutex_);
+  StreamRecord* record = find(stream, owner);
+  if (record == nullptr) return;
+  for (StreamRecord* wrap : live_) {
+    if (wrap == record || wrap->stream.load(std::memory_order_relaxed) != stream) continue;
+    keep_end(*wrap);
+    wrap->is_gone = true;
+    wrap->mark.reset();
+    wrap->before_capture.reset();
   }
+  keep_end(*record);
   remove_locked(*record);
 }
 
-void Work::unwrap(CUstream stream) {
+void Work::unwrap(CUstream stream, const void* owner) {
   std::lock_guard lock(mutex_);
-  StreamRecord* record = find(stream);
+  StreamRecord* record = find(stream, owner);
   if (record == nullptr || record->num_wraps == 0) return;
   if (--record->num_wraps != 0 || !record->is_foreign) return;
-  // What we enqueued may still run. Its owner may destroy the stream from now on, so this is the last moment to ask.
-  if (Result<MarkPtr> end = mark_locked(*record, Stamps::ignored); end && *end)
-    orphans_.push_back({record->owner, std::move(*end)});
+  // What we enqueued may still run. Its maker may destroy the stream from now on, so this is the last moment to ask.
+  keep_end(*record);
   remove_locked(*record);
 }
 
-void Work::share(CUstream stream) noexcept {
+void Work::share(CUstream stream, const void* owner) noexcept {
   std::lock_guard lock(mutex_);
-  if (StreamRecord* record = find(stream)) record->is_shared = true;
+  if (StreamRecord* record = find(stream, owner)) record->is_shared = true;
 }
 
 void Work::forget(const void* owner) {
   std::lock_guard lock(mutex_);
   std::erase_if(orphans_, [&](const Orphan& orphan) { return orphan.owner == owner; });
   for (std::size_t i = live_.size(); i-- > 0;) {
-    if (live_[i]->owner == owner) remove_locked(*live_[i]);
+    if (live_[i]->owner.load(std::memory_order_relaxed) == owner) remove_locked(*live_[i]);
   }
 }
 
@@ -165,14 +182,15 @@ bool Work::looks_idle() {
     drop_done_orphans();
     if (!orphans_.empty()) return false;
   }
-  return std::all_of(live_.begin(), live_.end(), [](const StreamRecord* r) { return !r->is_foreign && r->looks_idle(); });
+  return std::all_of(live_.begin(), live_.end(),
+                     [](const StreamRecord* r) { return r->is_gone || (!r->is_foreign && r->looks_idle()); });
 }
 
 bool Work::is_idle_after(std::size_t most_queries) {
   std::lock_guard lock(mutex_);
   drop_done_orphans();
   if (!orphans_.empty()) return false;
-  const auto is_certain = [](const StreamRecord* r) { return !r->is_foreign && !r->is_shared && r->looks_idle(); };
+  const auto is_certain = [](const StreamRecord* r) { return r->is_gone || (!r->is_foreign && !r->is_shared && r->looks_idle()); };
   const auto certain = static_cast<std::size_t>(std::count_if(live_.begin(), live_.end(), is_certain));
   if (live_.size() - certain > most_queries) return false;
   return std::all_of(live_.begin(), live_.end(),
@@ -186,27 +204,50 @@ bool Work::is_idle() {
          std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r, Stamps::trusted); });
 }
 
+Result<std::uint64_t> Work::capture_of(CUstream stream) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  METRALE_TRY(check(driver_, driver_.cuStreamGetCaptureInfo_(stream, &status, &id, nullptr, nullptr, nullptr, nullptr),
+                    "cuStreamGetCaptureInfo"));
+  return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? std::uint64_t{id} : 0;
+}
+
+Result<MarkPtr> Work::before_capture(StreamRecord& record) const {
+  const std::uint64_t capture = METRALE_TRY(capture_of(record.stream.load(std::memory_order_relaxed)));
+  if (record.capture == 0 || (capture != 0 && capture != record.capture)) {
+    return Error(
+        Errc::capture_unsafe,
+        "a library captures a stream that is used here: nobody can tell what runs on it from before until that capture ends");
+  }
+  return record.before_capture == nullptr || record.before_capture->is_done() ? MarkPtr() : record.before_capture;
+}
+
 bool Work::is_idle_locked(StreamRecord& record, Stamps stamps) {
+  if (record.is_gone) return true;
   const std::uint64_t stamp = record.enqueued.load(std::memory_order_acquire);
   if (stamps == Stamps::trusted && !record.is_foreign && record.done.load(std::memory_order_acquire) == stamp) return true;
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
   // Nothing may be asked of a captured stream; what it records does not run.
   const Result<bool> captured = is_captured(stream);
   if (!captured) return false;
-  if (*captured) return record.before_capture == nullptr || record.before_capture->is_done();
+  if (*captured) {
+    const Result<MarkPtr> before = before_capture(record);
+    return before && *before == nullptr;
+  }
+  record.capture = 0;
   const CUresult code = driver_.cuStreamQuery_(stream);
   if (code == CUDA_SUCCESS) record.note_done(stamp);
   return code != CUDA_ERROR_NOT_READY;  // a lost context answers at once, whatever it is asked next
 }
 
 Result<MarkPtr> Work::mark_locked(StreamRecord& record, Stamps stamps) {
+  if (record.is_gone) return MarkPtr();
   const std::uint64_t stamp = record.enqueued.load(std::memory_order_acquire);
   const bool trusted = stamps == Stamps::trusted && !record.is_foreign;
   if (trusted && record.done.load(std::memory_order_acquire) == stamp) return MarkPtr();
   const CUstream stream = record.stream.load(std::memory_order_relaxed);
-  if (METRALE_TRY(is_captured(stream))) {
-    return record.before_capture == nullptr || record.before_capture->is_done() ? MarkPtr() : record.before_capture;
-  }
+  if (METRALE_TRY(is_captured(stream))) return before_capture(record);
+  record.capture = 0;
   if (trusted && record.mark && record.mark_at == stamp) {
     if (!record.mark->is_done()) return record.mark;
     record.note_done(stamp);
@@ -232,7 +273,7 @@ Result<std::vector<MarkPtr>> Work::marks(const void* owner) {
   std::vector<MarkPtr> all;
   all.reserve(live_.size() + orphans_.size());
   for (StreamRecord* record : live_) {
-    if (owner != nullptr && record->owner != owner) continue;
+    if (owner != nullptr && record->owner.load(std::memory_order_relaxed) != owner) continue;
     if (MarkPtr mark = METRALE_TRY(mark_locked(*record, Stamps::ignored))) all.push_back(std::move(mark));
   }
   for (const Orphan& orphan : orphans_) {

@@ -73,12 +73,13 @@ inline std::uint64_t new_stamp() noexcept {
   return ++next;
 }
 
-/// One stream. Records are used again and not freed before the context, so that a caller who races a destroy reads a record.
+/// One stream as one backend uses it. Records are used again and not freed before the context, so that a caller who races a destroy reads a record.
 struct alignas(64) StreamRecord {
   std::atomic<CUstream> stream{nullptr};
   std::atomic<std::uint64_t> enqueued{0};                ///< Stamp of the last enqueue, written behind it.
   std::atomic<std::uint64_t> done{0};                    ///< All up to the enqueue with this stamp is known to be done.
   std::atomic<const std::string*> last_kernel{nullptr};  ///< Lives as long as the process.
+  std::atomic<const void*> owner{nullptr};               ///< The backend.
 
   /// Something was enqueued. A stamp of its own rather than a count: of two threads that enqueue at once either may write last, and
   /// a plain write, unlike an atomic addition, does not wait for the driver's own write to the device.
@@ -88,14 +89,15 @@ struct alignas(64) StreamRecord {
   bool looks_idle() const noexcept { return done.load(std::memory_order_acquire) == enqueued.load(std::memory_order_acquire); }
 
   // ---- guarded by Work's mutex ----
-  const void* owner = nullptr;  ///< The backend.
-  bool is_foreign = false;      ///< Others enqueue on it, so the stamps say nothing.
-  bool is_shared = false;       ///< Ours, and others have its handle: they may enqueue on it.
+  bool is_foreign = false;  ///< Others enqueue on it, so the stamps say nothing.
+  bool is_shared = false;   ///< Ours, and others have its handle: they may enqueue on it.
+  bool is_gone = false;     ///< Its maker destroyed it; wraps of it are left.
   std::uint32_t num_wraps = 0;
   MarkPtr mark;  ///< Behind the enqueue with the stamp `mark_at`.
   std::uint64_t mark_at = 0;
-  std::size_t slot = 0;    ///< Its own in the table; others may still show it.
-  MarkPtr before_capture;  ///< Behind what was enqueued before it was captured last; null: nothing in flight then.
+  std::size_t slot = 0;       ///< Its own in the table; others may still show it.
+  std::uint64_t capture = 0;  ///< The capture that we took it into last. Of others nobody can tell what was in flight before.
+  MarkPtr before_capture;     ///< Behind what was enqueued before that capture; null: nothing in flight then.
 
   StagingCursor staging;  ///< Has a mutex of its own, taken before Work's.
 };
@@ -108,30 +110,32 @@ class Work {
 
   EventPool& events() noexcept { return *events_; }
 
-  /// Enters a stream; one that is known already counts one more wrap. Never fails to answer.
+  /// Enters a stream for `owner`; one that it knows already counts one more wrap. Backends that use the same stream have a record
+  /// each, so that none depends on how long another keeps it. Never fails to answer.
   StreamRecord& add(CUstream stream, const void* owner, bool is_foreign);
   /// Takes a stream out that is about to be destroyed; the end of its work stays known.
-  void remove(CUstream stream);
+  void remove(CUstream stream, const void* owner);
   /// A wrapped handle was given back: the last one of a foreign stream takes it out without asking it anything.
-  void unwrap(CUstream stream);
+  void unwrap(CUstream stream, const void* owner);
   /// Others have the stream's handle from now on, and may enqueue on it.
-  void share(CUstream stream) noexcept;
+  void share(CUstream stream, const void* owner) noexcept;
   /// Forgets all of `owner`, whose work is done.
   void forget(const void* owner);
   /// Lock-free. Null: unknown.
-  StreamRecord* find(CUstream stream) const noexcept {
+  StreamRecord* find(CUstream stream, const void* owner) const noexcept {
     const Table& table = *table_.load(std::memory_order_acquire);
     std::size_t i = slot_of(stream, table);
     for (std::size_t probed = 0; probed <= table.mask; ++probed, i = (i + 1) & table.mask) {
       StreamRecord* record = table.slots[i].load(std::memory_order_acquire);
       if (record == nullptr) return nullptr;
-      if (record->stream.load(std::memory_order_relaxed) == stream) return record;
+      if (record->stream.load(std::memory_order_relaxed) == stream && record->owner.load(std::memory_order_relaxed) == owner)
+        return record;
     }
     return nullptr;
   }
-  /// Something was enqueued on `stream`.
-  void note(CUstream stream) const noexcept {
-    if (StreamRecord* record = find(stream)) record->note();
+  /// `owner` enqueued something on `stream`.
+  void note(CUstream stream, const void* owner) const noexcept {
+    if (StreamRecord* record = find(stream, owner)) record->note();
   }
 
   /// Whether nothing can be in flight, by the stamps alone.
@@ -143,9 +147,9 @@ class Work {
   bool is_idle();
   /// Marks behind all that is in flight on the streams of `owner`, destroyed ones too; null: on every stream. Asks the driver,
   /// since libraries enqueue on our streams as well.
-  /// Errors: a stream could not be marked.
+  /// Errors: a stream could not be marked; capture_unsafe: a library captures one, which hides what runs on it from before.
   Result<std::vector<MarkPtr>> marks(const void* owner);
-  /// A mark behind what was noted on this stream; null: nothing of it is in flight.
+  /// A mark behind what was noted on this stream; null: nothing of it is in flight. Errors: as of `marks`.
   Result<MarkPtr> mark(StreamRecord& record);
   /// Work of another context that uses what `owner` has.
   void add_mark(const void* owner, MarkPtr mark);
@@ -156,16 +160,21 @@ class Work {
   template <class Fn>
   auto capturing(StreamRecord& record, Fn&& change) -> decltype(change()) {
     std::lock_guard lock(mutex_);
+    const CUstream stream = record.stream.load(std::memory_order_relaxed);
+    if (METRALE_TRY(is_captured(stream))) return change();
     MarkPtr before;
-    if (METRALE_TRY(is_captured(record.stream.load(std::memory_order_relaxed)))) {
-      before = record.before_capture;
-    } else {
+    {
       // The driver breaks this thread's capture when it is asked after a stream outside it.
       const OutsideCapture outside(driver_);
       before = METRALE_TRY(mark_locked(record, Stamps::ignored));
     }
     auto changed = change();
-    record.before_capture = std::move(before);
+    const std::uint64_t capture = capture_of(stream).value_or(0);
+    for (StreamRecord* other : live_) {
+      if (other->stream.load(std::memory_order_relaxed) != stream || other->is_gone) continue;
+      other->capture = capture;
+      other->before_capture = before;
+    }
     return changed;
   }
 
@@ -190,10 +199,16 @@ class Work {
     return (reinterpret_cast<std::uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> (64 - table.bits);
   }
   enum class Stamps : std::uint8_t { trusted, ignored };
+  /// The capture that a stream takes part in; 0: none, or one that was broken.
+  Result<std::uint64_t> capture_of(CUstream stream) const;
+  /// The end of what ran on a stream that is captured now from before; null: all of it is done.
+  Result<MarkPtr> before_capture(StreamRecord& record) const;
   bool is_idle_locked(StreamRecord& record, Stamps stamps);
   Result<MarkPtr> mark_locked(StreamRecord& record, Stamps stamps);
   static void insert(Table& table, StreamRecord& record);
   void remove_locked(StreamRecord& record);
+  /// Keeps the end of what runs on a stream that goes.
+  void keep_end(StreamRecord& record);
   void drop_done_orphans();
 
   const Driver& driver_;
