@@ -73,7 +73,8 @@ inline std::uint64_t new_stamp() noexcept {
   return ++next;
 }
 
-/// One stream as one backend uses it. Records are used again and not freed before the context, so that a caller who races a destroy reads a record.
+/// One stream as one backend uses it. Records are used again and not freed before the context, so that a caller who races a destroy
+/// reads a record.
 struct alignas(64) StreamRecord {
   std::atomic<CUstream> stream{nullptr};
   std::atomic<std::uint64_t> enqueued{0};                ///< Stamp of the last enqueue, written behind it.
