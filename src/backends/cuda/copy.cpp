@@ -221,12 +221,15 @@ Result<> CudaBackend::do_copy_peer_async(DevicePtr dst, GpuBackend& from, Device
   }
   if (record == nullptr) return {};
   // Where the copy cannot be marked it is waited for: the source's device knows nothing of this stream.
-  Result<MarkPtr> mark = noted(work().mark(*record));
-  // In a library's capture it was recorded, and does not run now.
-  if (!mark && mark.error().code() == Errc::capture_unsafe) return {};
-  if (!mark) return check(driver_.cuStreamSynchronize_(stream_of(stream)), "cuStreamSynchronize");
-  if (*mark != nullptr) peer->work().add_mark(peer, std::move(*mark));
-  return {};
+  try {
+    Result<MarkPtr> mark = noted(work().mark(*record));
+    // In a library's capture it was recorded, and does not run now.
+    if (!mark && mark.error().code() == Errc::capture_unsafe) return {};
+    if (mark && *mark != nullptr) peer->work().add_mark(peer, std::move(*mark));
+    if (mark) return {};
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the mark
+  }
+  return check(driver_.cuStreamSynchronize_(stream_of(stream)), "cuStreamSynchronize");
 }
 
 Result<> CudaBackend::reach(Context& peer) {

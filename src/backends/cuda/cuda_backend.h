@@ -171,6 +171,17 @@ class CudaBackend final : public GpuBackend {
   }
   /// Puts off what is spare, for the driver to have it.
   void part_with_spares() noexcept;
+  /// Calls `leave`, of `work()`, which keeps the end of what runs on a stream. Where that cannot be marked it is waited for: nobody
+  /// could tell afterwards when the work is done. Not inside a library's capture, which a wait would break.
+  template <class Leave>
+  void leave_stream(NativeStream stream, Leave&& leave) {
+    const Result<> left = leave(false);
+    if (left) return;
+    if (left.error().code() != Errc::device_lost && left.error().code() != Errc::capture_unsafe) {
+      static_cast<void>(driver_.cuStreamSynchronize_(stream_of(stream)));
+    }
+    static_cast<void>(leave(true).has_value());
+  }
   /// Marks what could not be marked before.
   void mark_unmarked();
   /// Gives back what may go now, without waiting.

@@ -40,7 +40,7 @@ Result<> CudaBackend::do_destroy_stream(NativeStream stream) {
       std::lock_guard lock(record->staging.mutex);
       close_staging(*record);
     }
-    work().remove(stream_of(stream), this);
+    leave_stream(stream, [&](bool anyway) { return work().remove(stream_of(stream), this, anyway); });
     return give_back(parting);
   });
 }
@@ -72,7 +72,7 @@ void CudaBackend::do_unwrap_stream(NativeStream stream) noexcept {
       std::lock_guard lock(record->staging.mutex);
       close_staging(*record);
     }
-    work().unwrap(stream_of(stream), this);
+    leave_stream(stream, [&](bool anyway) { return work().unwrap(stream_of(stream), this, anyway); });
   } catch (...) {  // NOLINT(bugprone-empty-catch): without memory the stream stays known
   }
 }

@@ -124,37 +124,44 @@ void Work::remove_locked(StreamRecord& record) {
   spare_.push_back(&record);
 }
 
-void Work::keep_end(StreamRecord& record) {
-  if (record.is_gone) return;
+Result<> Work::keep_end(StreamRecord& record) {
+  if (record.is_gone) return {};
   const void* owner = record.owner.load(std::memory_order_relaxed);
-  // A stream that cannot be marked has a context that is lost, where nothing is handed back any more.
-  if (Result<MarkPtr> end = mark_locked(record, Stamps::ignored); end && *end) orphans_.push_back({owner, std::move(*end)});
+  Result<MarkPtr> end = mark_locked(record, Stamps::ignored);
+  if (end && *end) orphans_.push_back({owner, std::move(*end)});
   if (record.before_capture && !record.before_capture->is_done()) orphans_.push_back({owner, std::move(record.before_capture)});
+  METRALE_TRY(std::move(end));
+  return {};
 }
 
-void Work::remove(CUstream stream, const void* owner) {
+Result<> Work::remove(CUstream stream, const void* owner, bool anyway) {
   std::lock_guard lock(mutex_);
   StreamRecord* record = find(stream, owner);
-  if (record == nullptr) return;
+  if (record == nullptr) return {};
   for (StreamRecord* wrap : live_) {
-    if (wrap == record || wrap->stream.load(std::memory_order_relaxed) != stream) continue;
-    keep_end(*wrap);
+    if (wrap->stream.load(std::memory_order_relaxed) != stream) continue;
+    if (Result<> kept = keep_end(*wrap); !kept && !anyway) return kept;
+  }
+  for (StreamRecord* wrap : live_) {
+    if (wrap->stream.load(std::memory_order_relaxed) != stream) continue;
     wrap->is_gone = true;
     wrap->mark.reset();
     wrap->before_capture.reset();
   }
-  keep_end(*record);
   remove_locked(*record);
+  return {};
 }
 
-void Work::unwrap(CUstream stream, const void* owner) {
+Result<> Work::unwrap(CUstream stream, const void* owner, bool anyway) {
   std::lock_guard lock(mutex_);
   StreamRecord* record = find(stream, owner);
-  if (record == nullptr || record->num_wraps == 0) return;
-  if (--record->num_wraps != 0 || !record->is_foreign) return;
-  // What we enqueued may still run. Its maker may destroy the stream from now on, so this is the last moment to ask.
-  keep_end(*record);
-  remove_locked(*record);
+  if (record == nullptr || record->num_wraps == 0) return {};
+  if (record->is_foreign && record->num_wraps == 1) {
+    // What we enqueued may still run. Its maker may destroy the stream from now on, so this is the last moment to ask.
+    if (Result<> kept = keep_end(*record); !kept && !anyway) return kept;
+  }
+  if (--record->num_wraps == 0 && record->is_foreign) remove_locked(*record);
+  return {};
 }
 
 void Work::share(CUstream stream, const void* owner) noexcept {

@@ -115,9 +115,10 @@ class Work {
   /// each, so that none depends on how long another keeps it. Never fails to answer.
   StreamRecord& add(CUstream stream, const void* owner, bool is_foreign);
   /// Takes a stream out that is about to be destroyed; the end of its work stays known.
-  void remove(CUstream stream, const void* owner);
-  /// A wrapped handle was given back: the last one of a foreign stream takes it out without asking it anything.
-  void unwrap(CUstream stream, const void* owner);
+  /// Errors: the end cannot be marked; nothing has changed then, unless `anyway`.
+  Result<> remove(CUstream stream, const void* owner, bool anyway);
+  /// A wrapped handle was given back: the last one of a foreign stream takes it out. Errors: as of `remove`.
+  Result<> unwrap(CUstream stream, const void* owner, bool anyway);
   /// Others have the stream's handle from now on, and may enqueue on it.
   void share(CUstream stream, const void* owner) noexcept;
   /// Forgets all of `owner`, whose work is done.
@@ -209,7 +210,7 @@ class Work {
   static void insert(Table& table, StreamRecord& record);
   void remove_locked(StreamRecord& record);
   /// Keeps the end of what runs on a stream that goes.
-  void keep_end(StreamRecord& record);
+  Result<> keep_end(StreamRecord& record);
   void drop_done_orphans();
 
   const Driver& driver_;
