@@ -398,6 +398,8 @@ Result<> FaceState::retire_all_graphs() {
   for (const std::uint64_t handle : graphs.handles()) {
     if (auto retired = retire_graph(handle); !retired && first) first = std::move(retired).error();
   }
+  // Also of those that were destroyed before, while their replays ran.
+  reap_retired_graphs();
   return first;
 }
 

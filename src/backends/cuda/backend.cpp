@@ -88,7 +88,6 @@ void CudaBackend::do_shutdown() noexcept {
   const OutsideCapture outside(driver_);
   const bool driver_works = !context_->is_lost() && (context_->make_current().has_value() || context_->make_current().has_value());
   if (driver_works) {
-    part_with_spares();
     reap_all();
     static_cast<void>(modules_.unload().has_value());
   } else {

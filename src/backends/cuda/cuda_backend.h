@@ -175,9 +175,14 @@ class CudaBackend final : public GpuBackend {
   /// could tell afterwards when the work is done. Not inside a library's capture, which a wait would break.
   template <class Leave>
   void leave_stream(NativeStream stream, Leave&& leave) {
-    const Result<> left = leave(false);
-    if (left) return;
-    if (left.error().code() != Errc::device_lost && left.error().code() != Errc::capture_unsafe) {
+    Errc reason = Errc::out_of_memory;
+    try {
+      const Result<> left = leave(false);
+      if (left) return;
+      reason = left.error().code();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the mark
+    }
+    if (reason != Errc::device_lost && reason != Errc::capture_unsafe) {
       static_cast<void>(driver_.cuStreamSynchronize_(stream_of(stream)));
     }
     static_cast<void>(leave(true).has_value());
@@ -191,8 +196,9 @@ class CudaBackend final : public GpuBackend {
   /// Gives back everything. All work of this backend is done.
   void reap_all() noexcept;
   Result<> give_back(const Parting& parting) noexcept;
-  /// Keeps what the driver refused to take, for the next try.
-  void keep_for_later(Parting parting) noexcept;
+  /// Keeps what cannot go now, for the next try. False where the heap has no place for it, and `parting` is as before.
+  bool keep_for_later(Parting&& parting) noexcept;
+  Result<std::vector<MarkPtr>> marks_of_own_work() noexcept;
   /// A block of the same kind and size that was put off and may be used now.
   std::optional<DevicePtr> take_put_off(std::uint64_t bytes, MemoryKind kind) noexcept;
 

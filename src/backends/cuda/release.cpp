@@ -27,37 +27,48 @@ bool CudaBackend::Parting::is_due() const noexcept { return !until_shutdown && !
 Result<> CudaBackend::part_with(Parting parting) {
   reap();
   if (waits_for_device(parting.kind) && work().is_idle()) return give_back(parting);
-  Result<std::vector<MarkPtr>> marks = work().marks(this);
+  Result<std::vector<MarkPtr>> marks = marks_of_own_work();
   if (!marks) {
     Error error = context_->noted(std::move(marks).error());
     if (error.code() == Errc::device_lost) return error;
     // The driver waits by itself before it takes memory; nobody does for the rest.
     if (waits_for_device(parting.kind)) return give_back(parting);
     (error.code() == Errc::capture_unsafe ? parting.is_unmarked : parting.until_shutdown) = true;
-    keep_for_later(std::move(parting));
-    return {};
+  } else if (marks->empty() && !waits_for_device(parting.kind)) {
+    return give_back(parting);
+  } else {
+    parting.marks = std::move(*marks);
   }
-  if (marks->empty() && !waits_for_device(parting.kind)) return give_back(parting);
-  parting.marks = std::move(*marks);
-  std::lock_guard lock(partings_mutex_);
-  partings_.push_back(std::move(parting));
-  num_partings_.store(partings_.size(), std::memory_order_release);
-  return {};
+  if (keep_for_later(std::move(parting))) return {};
+  // Graphs and pinned memory are known to those that made them, and go with those.
+  return waits_for_device(parting.kind) ? give_back(parting) : Result<>();
 }
 
-void CudaBackend::keep_for_later(Parting parting) noexcept {
+Result<std::vector<MarkPtr>> CudaBackend::marks_of_own_work() noexcept {
+  try {
+    return work().marks(this);
+  } catch (...) {
+    return Error::no_memory();
+  }
+}
+
+bool CudaBackend::keep_for_later(Parting&& parting) noexcept {
   try {
     std::lock_guard lock(partings_mutex_);
     partings_.push_back(std::move(parting));
     num_partings_.store(partings_.size(), std::memory_order_release);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): neither the driver nor the heap takes it; it goes with the context
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 
 void CudaBackend::part_with_spares() noexcept {
   // Nothing uses them, so they need no marks; the driver takes them while nothing runs.
   while (const auto block = spares_.take_any()) {
-    keep_for_later({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes});
+    if (keep_for_later({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes})) continue;
+    static_cast<void>(spares_.put(block->base, block->bytes));
+    return;
   }
 }
 
@@ -96,7 +107,7 @@ void CudaBackend::mark_unmarked() {
   // Locked throughout: what comes meanwhile may be used by work behind these marks.
   std::lock_guard lock(partings_mutex_);
   if (std::none_of(partings_.begin(), partings_.end(), [](const Parting& parting) { return parting.is_unmarked; })) return;
-  const Result<std::vector<MarkPtr>> marks = work().marks(this);
+  const Result<std::vector<MarkPtr>> marks = marks_of_own_work();
   if (!marks) return;
   for (Parting& parting : partings_) {
     if (!parting.is_unmarked) continue;
@@ -185,6 +196,9 @@ std::optional<DevicePtr> CudaBackend::take_put_off(std::uint64_t bytes, MemoryKi
 }
 
 void CudaBackend::reap_all() noexcept {
+  while (const auto block = spares_.take_any()) {
+    static_cast<void>(give_back({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes}).has_value());
+  }
   std::vector<Parting> all;
   // Twice: what the driver refused once, as a busy one may, is tried again.
   for (int round = 0; round < 2; ++round) {
@@ -199,6 +213,12 @@ void CudaBackend::reap_all() noexcept {
     }
     all.clear();
   }
+  std::lock_guard lock(graphs_mutex_);
+  for (const auto& [graph, owned] : graphs_) {
+    if (owned->exec == nullptr) continue;
+    static_cast<void>(give_back_insisting([&] { return driver_.cuGraphExecDestroy_(owned->exec); }));
+  }
+  graphs_.clear();
 }
 
 }  // namespace metrale::cuda

@@ -45,6 +45,11 @@ void EventPool::close() noexcept {
   is_closed_ = true;
 }
 
+Result<> Mark::record(CUstream stream) {
+  event_ = METRALE_TRY(events_->take());
+  return check(events_->driver(), events_->driver().cuEventRecord_(event_, stream), "cuEventRecord");
+}
+
 bool Mark::is_done() noexcept {
   if (done_.load(std::memory_order_acquire)) return true;
   if (events_->driver().cuEventQuery_(event_) == CUDA_ERROR_NOT_READY) return false;
@@ -261,9 +266,8 @@ Result<MarkPtr> Work::mark_locked(StreamRecord& record, Stamps stamps) {
     return MarkPtr();
   }
   if (is_idle_locked(record, stamps)) return MarkPtr();
-  const CUevent event = METRALE_TRY(events_->take());
-  auto mark = std::make_shared<Mark>(events_, event);
-  METRALE_TRY(check(driver_, driver_.cuEventRecord_(event, stream), "cuEventRecord"));
+  auto mark = std::make_shared<Mark>(events_);
+  METRALE_TRY(mark->record(stream));
   record.mark = mark;
   record.mark_at = stamp;
   return mark;

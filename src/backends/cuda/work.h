@@ -45,11 +45,13 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 /// A point in the work of one stream. Any thread.
 class Mark {
  public:
-  Mark(std::shared_ptr<EventPool> events, CUevent event) : events_(std::move(events)), event_(event) {}
+  explicit Mark(std::shared_ptr<EventPool> events) : events_(std::move(events)) {}
   ~Mark() { events_->give(event_); }
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
+  /// Puts it behind the work on `stream` so far. Once.
+  Result<> record(CUstream stream);
   /// Whether the work before it is done. A driver that cannot tell will not tell later: yes.
   bool is_done() noexcept;
   /// Waits for that.
@@ -58,7 +60,7 @@ class Mark {
 
  private:
   const std::shared_ptr<EventPool> events_;
-  const CUevent event_;
+  CUevent event_ = nullptr;
   std::atomic<bool> done_{false};
 };
 using MarkPtr = std::shared_ptr<Mark>;  // shared: one mark stands for all that was freed behind the same work

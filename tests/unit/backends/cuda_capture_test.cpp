@@ -86,6 +86,21 @@ TEST_F(CudaCapture, AGraphThatCannotBeInstantiatedLeavesNothing) {
   EXPECT_OK(on().free(ptr));
 }
 
+// Their events went with the context before, which others may keep.
+TEST_F(CudaCapture, AGraphDestroyedWhileItReplaysLeavesNothingAtShutdown) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  take(on().begin_capture(s));
+  take(on().memset_async(ptr, 1, 64, s));
+  const GraphHandle graph = take(on().end_capture(s));
+  {
+    Gate gate(on(), s);
+    take(on().launch_graph(graph, s));
+    take(on().destroy_graph(graph));
+  }
+  take(on().synchronize(s));
+}
+
 TEST_F(CudaCapture, AHostFunctionOfAGraphGoesWithIt) {
   const StreamHandle s = stream();
   auto owned = std::make_shared<int>(0);

@@ -164,6 +164,13 @@ const Call kCalls[] = {
        return ended.has_value();
      }},
     {"launch_graph", [](Scene& s) { return s.backend->launch_graph(s.graph, s.stream).has_value(); }},
+    {"device_free_memory with a spare block",
+     [](Scene& s) {
+       const auto left = test::fail_allocation(-1);
+       EXPECT_TRUE(s.backend->free(s.backend->alloc(512).value()).has_value());
+       test::fail_allocation(left);
+       return s.backend->device_free_memory().has_value();
+     }},
     {"trim", [](Scene& s) { return s.backend->trim().has_value(); }},
     {"health", [](Scene& s) { return s.backend->health().has_value(); }},
     {"op scratch",
@@ -260,6 +267,12 @@ class NoMemory : public testing::TestWithParam<const char*> {
       EXPECT_TRUE(s.backend->destroy_graph(s.graph).has_value() || releases);
       EXPECT_TRUE(s.backend->shutdown().has_value());
       EXPECT_EQ(s.backend->live_allocations().size(), 0u);
+#ifdef METRALE_WITH_CUDA
+      s.backend.reset();
+      if (s.fake != nullptr) {
+        EXPECT_EQ(s.fake->dropped_with_context(), std::vector<std::string>()) << "the driver kept it";
+      }
+#endif
       if (all_done || HasFailure()) return;
     }
   }
