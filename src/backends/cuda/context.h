@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The primary context of one device, retained while anybody here uses it, and what all backends of the device share: their streams
-// and whether the context is lost. Any thread.
+// The primary context of one device, retained while anybody here uses it, and what all backends of the device share: their streams,
+// their spare blocks and whether the context is lost. Any thread.
 #pragma once
 
 #include <cuda.h>
@@ -13,6 +13,7 @@
 
 #include "backends/cuda/driver.h"
 #include "backends/cuda/outside_capture.h"
+#include "backends/cuda/spare_blocks.h"
 #include "backends/cuda/status.h"
 #include "backends/cuda/work.h"
 #include "metrale/result.h"
@@ -34,6 +35,8 @@ class Context {
   /// Of this object among all of the process; never 0.
   std::uint64_t id() const noexcept { return id_; }
   Work& work() noexcept { return work_; }
+  /// Of all backends of the device, so that none runs out of memory that another keeps spare.
+  SpareBlocks& spares() noexcept { return spares_; }
 
   /// Makes the context current in this thread, and leaves it so. Asks the driver each time: another library of the process may have
   /// made its own current since.
@@ -93,6 +96,7 @@ class Context {
   const unsigned created_at_fork_;
   std::atomic<bool> is_lost_{false};
   Work work_;
+  SpareBlocks spares_;
 };
 
 }  // namespace metrale::cuda

@@ -19,7 +19,6 @@
 #include "backends/cuda/joins.h"
 #include "backends/cuda/module.h"
 #include "backends/cuda/pinned_pool.h"
-#include "backends/cuda/spare_blocks.h"
 #include "metrale/backend.h"
 #include "metrale/backends/cuda.h"
 
@@ -244,7 +243,6 @@ class CudaBackend final : public GpuBackend {
   std::atomic<std::uint32_t> num_captures_{0};  ///< Open, begun here.
   Joins joins_;
 
-  SpareBlocks spares_;
   std::mutex partings_mutex_;
   std::vector<Parting> partings_;
   std::atomic<std::size_t> num_partings_{0};

@@ -18,7 +18,7 @@ constexpr std::size_t kQueriesBySpares = 4;
 Result<DevicePtr> CudaBackend::do_alloc(std::uint64_t bytes, MemoryKind kind) {
   const bool is_managed = kind == MemoryKind::managed && capabilities().has(Capability::managed_memory);
   if (!is_managed) {
-    if (const auto spare = spares_.take(bytes)) {
+    if (const auto spare = context_->spares().take(bytes)) {
       device_bytes_.fetch_add(bytes, std::memory_order_relaxed);
       return *spare;
     }
@@ -73,7 +73,7 @@ Result<> CudaBackend::do_free(DevicePtr base, std::uint64_t bytes, MemoryKind ki
       [&](Parting parting) {
         if (num_partings_.load(std::memory_order_acquire) == 0) [[likely]] {
           const bool is_small = bytes <= SpareBlocks::kLargest && !is_managed;
-          if (is_small && work().is_idle_after(kQueriesBySpares) && spares_.put(base, bytes)) return Result<>();
+          if (is_small && work().is_idle_after(kQueriesBySpares) && context_->spares().put(base, bytes)) return Result<>();
           if (work().looks_idle()) return give_back(parting);
         }
         return part_with(std::move(parting));

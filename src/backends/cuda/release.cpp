@@ -65,9 +65,9 @@ bool CudaBackend::keep_for_later(Parting&& parting) noexcept {
 
 void CudaBackend::part_with_spares() noexcept {
   // Nothing uses them, so they need no marks; the driver takes them while nothing runs.
-  while (const auto block = spares_.take_any()) {
+  while (const auto block = context_->spares().take_any()) {
     if (keep_for_later({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes})) continue;
-    static_cast<void>(spares_.put(block->base, block->bytes));
+    static_cast<void>(context_->spares().put(block->base, block->bytes));
     return;
   }
 }
@@ -196,7 +196,7 @@ std::optional<DevicePtr> CudaBackend::take_put_off(std::uint64_t bytes, MemoryKi
 }
 
 void CudaBackend::reap_all() noexcept {
-  while (const auto block = spares_.take_any()) {
+  while (const auto block = context_->spares().take_any()) {
     static_cast<void>(give_back({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes}).has_value());
   }
   std::vector<Parting> all;

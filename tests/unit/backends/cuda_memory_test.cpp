@@ -47,6 +47,17 @@ TEST_F(CudaMemory, SmallBlocksGoWhereMemoryIsShort) {
   take(on().free(block((8 << 20) - 65536)));
 }
 
+TEST_F(CudaMemory, SmallBlocksThatAnotherBackendFreedGoWhereMemoryIsShort) {
+  fake.set_total_memory(8 << 20);
+  auto other = make();
+  std::vector<DevicePtr> blocks;
+  for (int i = 0; i < 16; ++i) blocks.push_back(take(other->alloc(65536)));
+  for (const DevicePtr ptr : blocks) take(other->free(ptr));
+  EXPECT_EQ(fake.live().blocks, 16U);
+  EXPECT_EQ(take(on().device_free_memory()), std::uint64_t{8} << 20);
+  take(on().free(block((8 << 20) - 65536)));
+}
+
 TEST_F(CudaMemory, SmallBlocksThatAreKeptHoldAsMuchAsOneChunk) {
   std::vector<DevicePtr> blocks;
   for (int i = 0; i < 64; ++i) blocks.push_back(block(65536));
