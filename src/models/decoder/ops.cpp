@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "metrale/op_cache.h"
@@ -227,7 +228,12 @@ Result<> Ops::attend(DevicePtr q, const Cache& cache, DevicePtr out, const Atten
 Result<> Ops::find_layers(const ModelConfig& config) {
   const std::optional<LayersPlan> plan = plans_->layers(config);
   if (!plan || !backend_->capabilities().has(Capability::cooperative_launch)) return {};
-  if (!METRALE_TRY(backend_->has_module(kLayersModule))) return {};
+  // Asked of the registry, where its absence is no failed look-up: the module may have been built for other models.
+  KernelRegistry* const registry = backend_->kernel_registry();
+  if (registry == nullptr) return {};
+  const auto entries = METRALE_TRY(registry->entries());
+  if (std::ranges::none_of(entries, [&](const auto& e) { return e.module == kLayersModule && e.function == plan->entry; }))
+    return {};
   const OpCache::Kernel found = METRALE_TRY(backend_->op_cache().kernel(kLayersModule, plan->entry));
   kernels_.layers = {found.handle, found.facts != nullptr && found.facts->waits_for_dependency};
   layers_plan_ = plan;

@@ -46,14 +46,14 @@ class CudaOneKernel : public ::testing::Test {
     backend.reset();
     told = nullptr;
   }
-  void start(int num_multiprocessors, bool has_module) {
+  void start(int num_multiprocessors, bool has_module, std::string_view entry = cuda::layers::kEntries[0].name) {
     fake_cuda::Options options{.runs_when_idle = true};
     options.devices[0].num_multiprocessors = num_multiprocessors;
     fake.emplace(options);
     cuda::Options backend_options;
     ASSERT_EQ(fake->driver().cuInit_(0), CUDA_SUCCESS);
     backend_options.modules = cuda_decoder_modules(*fake);
-    const host::HostKernel kernel{kLayersModule, cuda::layers::kEntries[0].name, note_launch, kLayersBytes, {}, false, true};
+    const host::HostKernel kernel{kLayersModule, entry, note_launch, kLayersBytes, {}, false, true};
     if (has_module) backend_options.modules.push_back(fake->add_module(kLayersModule, {&kernel, 1}));
     backend = ok(cuda::create_with_driver(fake->driver(), backend_options));
   }
@@ -162,6 +162,12 @@ TEST_F(CudaOneKernel, IsLeftOutOnADeviceWithTooFewMultiprocessors) {
 
 TEST_F(CudaOneKernel, ItsAbsenceIsNoFailedLookUp) {
   start(132, false);
+  EXPECT_FALSE(takes_it(config()));
+  EXPECT_THAT(backend->kernel_audit().misses, ::testing::IsEmpty());
+}
+
+TEST_F(CudaOneKernel, AModuleWithoutItsEntryIsNoFailedLookUpEither) {
+  start(132, true, "layers_of_another_model");
   EXPECT_FALSE(takes_it(config()));
   EXPECT_THAT(backend->kernel_audit().misses, ::testing::IsEmpty());
 }
