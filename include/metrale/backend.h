@@ -239,7 +239,7 @@ class GpuBackend : public BackendHooks {
   /// Returns at once; pending work completes. The default stream: invalid_argument. Captured: capture_unsafe. Null is a no-op.
   Result<> destroy_stream(StreamHandle stream, Site site = Site::current());
   /// Takes another library's stream; destroying the handle leaves the stream alone. Handles of one stream are captured together.
-  /// Lifetime: the stream's owner keeps it until the handle is destroyed.
+  /// Lifetime: the stream's owner keeps it until the handle is destroyed, outside captures that the owner itself begins.
   /// Errors: invalid_argument (0; on CUDA also one of the driver's default streams, and a stream of another context).
   Result<StreamHandle> wrap_stream(std::uint64_t native, Site site = Site::current());
   /// The driver's own handle, for libraries that need it. Lifetime: as long as the stream.

@@ -75,6 +75,9 @@ Context::~Context() {
   static_cast<void>(driver_.cuCtxGetCurrent_(&current));
   if (current != handle_) static_cast<void>(make_current().has_value());
   work_.events().close();
+  while (const auto block = spares_.take_any()) {
+    static_cast<void>(give_back_insisting([&] { return driver_.cuMemFree_(block->base.address); }));
+  }
   static_cast<void>(give_back_insisting([&] { return driver_.cuDevicePrimaryCtxRelease_(device_); }));
   if (current != handle_) static_cast<void>(driver_.cuCtxSetCurrent_(current));
 }

@@ -196,7 +196,11 @@ std::optional<DevicePtr> CudaBackend::take_put_off(std::uint64_t bytes, MemoryKi
 }
 
 void CudaBackend::reap_all() noexcept {
-  while (const auto block = context_->spares().take_any()) {
+  // Where another backend's work runs, the driver would wait for that; the spare blocks stay for whoever is left then.
+  const bool is_last = context_.use_count() == 1;
+  while (is_last || work().is_idle()) {
+    const auto block = context_->spares().take_any();
+    if (!block) break;
     static_cast<void>(give_back({.kind = Parting::Kind::memory, .value = block->base.address, .bytes = block->bytes}).has_value());
   }
   std::vector<Parting> all;

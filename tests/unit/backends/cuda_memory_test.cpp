@@ -58,6 +58,23 @@ TEST_F(CudaMemory, SmallBlocksThatAnotherBackendFreedGoWhereMemoryIsShort) {
   take(on().free(block((8 << 20) - 65536)));
 }
 
+TEST_F(CudaMemory, ClosingABackendDoesNotWaitForAnothersWorkToGiveSmallBlocksBack) {
+  const StreamHandle s = stream();
+  auto other = take(cuda::create_with_driver(fake.driver(), {}));  // unloading modules would wait
+  take(other->free(take(other->alloc(4096))));
+  Gate gate(on(), s);
+  std::thread opens([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    gate.open();
+  });
+  EXPECT_EQ(calls("cuMemFree", [&] { take(other->shutdown()); }), 0U);
+  opens.join();
+  take(on().synchronize(s));
+  gpu.reset();
+  other.reset();
+  EXPECT_EQ(fake.live().blocks, 0U);
+}
+
 TEST_F(CudaMemory, SmallBlocksThatAreKeptHoldAsMuchAsOneChunk) {
   std::vector<DevicePtr> blocks;
   for (int i = 0; i < 64; ++i) blocks.push_back(block(65536));
