@@ -275,8 +275,7 @@ Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, st
   if (launched && !f.has_observers.load(std::memory_order_relaxed)) [[likely]]
     return launched;
   describe();
-  if (launched) f.notify_launch_args(op, args);
-  return f.conclude(std::move(launched), op, recording);
+  return f.conclude(std::move(launched), op, recording, args);
 }
 
 Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,

@@ -130,7 +130,7 @@ Error FaceState::after_undoing(Error first, std::string_view what, Result<> undo
   return std::move(first).with_note(fmt::format("giving back {} failed too: {}", what, second.to_string()));
 }
 
-void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recording recording) noexcept {
+void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recording recording, std::span<const KernelArg> args) noexcept {
   record.outcome = outcome;
   const bool watched = has_observers.load(std::memory_order_relaxed);
   if (recorder && recording.stage != Recording::Stage::filled) {
@@ -141,7 +141,12 @@ void FaceState::notify(OpRecord& record, std::uint8_t outcome, Recording recordi
     return;
   record.time_ns = clock_ns(CLOCK_MONOTONIC);
   std::shared_lock lock(observers_mutex);
-  for (Observer* observer : observers) observer->on_op(record);
+  // Both under one lock, so that who comes or goes meanwhile sees both or neither.
+  const bool shows_args = outcome == 0 && record.op == Op::launch;
+  for (Observer* observer : observers) {
+    if (shows_args) observer->on_launch_args(record, args);
+    observer->on_op(record);
+  }
 }
 
 void FaceState::fill_place(Recording& recording, OpRecord& record, const Result<>& result) noexcept {
@@ -150,13 +155,6 @@ void FaceState::fill_place(Recording& recording, OpRecord& record, const Result<
   record.time_ns = clock_ns(has_observers.load(std::memory_order_relaxed) ? CLOCK_MONOTONIC : kCheapClock);
   recorder->fill(recording.place, record);
   recording.stage = Recording::Stage::filled;
-}
-
-void FaceState::notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept {
-  if (!has_observers.load(std::memory_order_relaxed)) [[likely]]
-    return;
-  std::shared_lock lock(observers_mutex);
-  for (Observer* observer : observers) observer->on_launch_args(record, args);
 }
 
 std::vector<Allocation> FaceState::known_blocks() const {

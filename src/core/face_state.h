@@ -208,11 +208,11 @@ struct FaceState {
   static Error thrown(Op op, const Site& site) noexcept { return thrown(metrale::to_string(op), site); }
   /// Settles a failure and tells the recorder and observers.
   template <class T>
-  Result<T> conclude(Result<T> result, OpRecord& record, Recording recording = {}) {
+  Result<T> conclude(Result<T> result, OpRecord& record, Recording recording = {}, std::span<const KernelArg> args = {}) {
     if (!result) [[unlikely]]
       result = settle(std::move(result).error(), record);
     if (observed.load(std::memory_order_relaxed)) [[likely]]
-      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()), recording);
+      notify(record, result ? 0 : static_cast<std::uint8_t>(result.error().code()), recording, args);
     return result;
   }
   /// Every block that is known, lowest address first.
@@ -228,7 +228,8 @@ struct FaceState {
   /// The failure of a call that then gave `what` back: `first`, and how that failed, if it did, as a note.
   /// Latches a device lost there.
   Error after_undoing(Error first, std::string_view what, Result<> undone, const OpRecord& record);
-  void notify(OpRecord& record, std::uint8_t outcome, Recording recording = {}) noexcept;
+  /// `args`: those of a typed launch, which observers see just before the record; none of what was refused.
+  void notify(OpRecord& record, std::uint8_t outcome, Recording recording, std::span<const KernelArg> args) noexcept;
   /// Claims a place in the flight recorder just before the driver is called. Behind a call that rang the device's doorbell, an
   /// atomic instruction waits until that write has left the processor; the plain stores of `fill` do not.
   Recording claim_place() noexcept {
@@ -237,8 +238,6 @@ struct FaceState {
   }
   /// Behind the driver: fills the place, if one was claimed.
   void fill_place(Recording& recording, OpRecord& record, const Result<>& result) noexcept;
-  /// Shows observers every argument of an accepted launch; `notify` follows.
-  void notify_launch_args(const OpRecord& record, std::span<const KernelArg> args) noexcept;
 
   // ---- guards: each answers ok or the error to return ----
 

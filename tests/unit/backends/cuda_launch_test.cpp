@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which calls of the driver launches become, and what a launch costs beside them.
+#include <thread>
+
 #include "cuda_fixture.h"
+#include "metrale/observer.h"
 #include "support/heap_counter.h"
 
 namespace metrale::test {
@@ -84,6 +87,43 @@ TEST_F(CudaLaunch, SharedMemoryIsOptedInWhenAKernelIsLoadedAndNotAtItsLaunches) 
   const auto refused = on().launch_typed(store, {}, {}, 300 << 10, s, args);
   EXPECT_ERRC(refused, Errc::invalid_argument);
   EXPECT_THAT(refused.error().to_string(), HasSubstr(std::to_string(227 << 10))) << "what it may ask for";
+}
+
+/// Counts, and attaches another while it is shown the arguments of a launch.
+struct AttachesAnother final : Observer {
+  void on_op(const OpRecord& record) noexcept override { num_launches += record.op == Op::launch ? 1 : 0; }
+  void on_launch_args(const OpRecord&, std::span<const KernelArg>) noexcept override {
+    ++num_shown;
+    if (another == nullptr) return;
+    attaches = std::thread([this] { gpu->attach(*another); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until it waits for the observers' lock
+  }
+  GpuBackend* gpu = nullptr;
+  AttachesAnother* another = nullptr;
+  std::thread attaches;
+  int num_launches = 0;
+  int num_shown = 0;
+};
+
+TEST_F(CudaLaunch, AnObserverThatComesDuringALaunchSeesAllOfItOrNothing) {
+  const StreamHandle s = stream();
+  const DevicePtr ptr = block(64);
+  AttachesAnother late;
+  AttachesAnother first;
+  first.gpu = &on();
+  first.another = &late;
+  const KernelHandle store = take(on().kernel("test", "store"));
+  on().attach(first);
+  const std::array args{KernelArg::buffer(ptr), KernelArg::value(std::uint32_t{5})};
+  take(on().launch_typed(store, {}, {}, 0, s, args));
+  first.attaches.join();
+  EXPECT_EQ(first.num_launches, 1);
+  EXPECT_EQ(first.num_shown, 1);
+  EXPECT_EQ(late.num_launches, late.num_shown);
+  on().detach(first);
+  on().detach(late);
+  take(on().synchronize(s));
+  take(on().free(ptr));
 }
 
 }  // namespace
