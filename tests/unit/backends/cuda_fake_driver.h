@@ -8,7 +8,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <memory>
+#include <deque>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -85,16 +86,23 @@ class FakeDriver : public ::testing::Test {
   }
   /// Holds a stream until its end.
   struct Hold {
-    using Flag = std::shared_ptr<std::atomic<bool>>;  // shared: the function may outlive the test's scope
     Hold(const cuda::Driver& d, CUstream s) {
-      const auto run = [](void* data) {
-        const std::unique_ptr<Flag> flag(static_cast<Flag*>(data));
-        while (!(*flag)->load()) std::this_thread::yield();
+      const auto run = [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
       };
-      EXPECT_EQ(d.cuLaunchHostFunc_(s, run, new Flag(open)), CUDA_SUCCESS);
+      EXPECT_EQ(d.cuLaunchHostFunc_(s, run, &open), CUDA_SUCCESS);
     }
-    ~Hold() { *open = true; }
-    Flag open = std::make_shared<std::atomic<bool>>(false);
+    ~Hold() { open = true; }
+    std::atomic<bool>& open = make_flag();
+
+   private:
+    // As long as the process: the function may run after the test's scope, and on a lost device never.
+    static std::atomic<bool>& make_flag() {
+      static auto& all = *new std::deque<std::atomic<bool>>;
+      static std::mutex mutex;
+      const std::lock_guard lock(mutex);
+      return all.emplace_back(false);
+    }
   };
   template <class Fn>
   static void elsewhere(Fn&& fn) {
