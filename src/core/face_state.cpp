@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/face_state.h"
 
-#include <time.h>
-
 #include <algorithm>
+#include <ctime>
 #include <exception>
 #include <new>
 #include <utility>

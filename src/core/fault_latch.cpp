@@ -22,7 +22,7 @@ LatchRegistry& registry() {
 }
 
 // Counts from the start of the program: every call of every backend reads the count, so it is no place to ask whether it runs.
-[[maybe_unused]] const int counts_forks =
+[[maybe_unused]] const int kCountsForks =
     pthread_atfork(nullptr, nullptr, [] { forks_so_far.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace

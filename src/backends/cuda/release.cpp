@@ -40,8 +40,8 @@ Result<> CudaBackend::part_with(Parting parting) {
     parting.marks = std::move(*marks);
   }
   if (keep_for_later(std::move(parting))) return {};
-  // Graphs and pinned memory are known to those that made them, and go with those.
-  return waits_for_device(parting.kind) ? give_back(parting) : Result<>();
+  // Graphs and pinned memory are known to those that made them, and go with those. What was not kept is as it was.
+  return waits_for_device(parting.kind) ? give_back(parting) : Result<>();  // NOLINT(bugprone-use-after-move)
 }
 
 Result<std::vector<MarkPtr>> CudaBackend::marks_of_own_work() noexcept {
