@@ -70,19 +70,7 @@ struct OnDevice {
   explicit OnDevice(const Model& m, std::uint32_t copies = 1) {
     const auto at = [](const auto& values) { return reinterpret_cast<std::uint64_t>(on_device(values)); };
     for (std::uint32_t i = 0; i < copies; ++i) {
-      for (const Layer& l : m.layers)
-        layers.push_back({at(l.q),
-                          at(l.k),
-                          at(l.v),
-                          at(l.o),
-                          at(l.gate),
-                          at(l.up),
-                          at(l.down),
-                          at(l.input_norm),
-                          at(l.post_norm),
-                          at(l.keys),
-                          at(l.values),
-                          {}});
+      for (const Layer& l : m.layers) layers.push_back(addresses_of(l, at));
     }
     addresses = on_device(layers);
     embedding = on_device(m.embedding);

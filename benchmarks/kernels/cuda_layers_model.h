@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "include/layers_plan.h"
+#include "metrale/models/decoder_kernels.h"
 
 namespace bench {
 
@@ -37,6 +38,13 @@ struct Layer {
   Half q, k, v, o, gate, up, down, keys, values;
   std::vector<float> input_norm, post_norm;
 };
+
+/// A layer's entry of the kernels' table; `at` gives the address of a tensor.
+template <class At>
+metrale::LayerAddresses addresses_of(const Layer& l, const At& at) {
+  return {at(l.q),    at(l.k),          at(l.v),         at(l.o),    at(l.gate),   at(l.up),
+          at(l.down), at(l.input_norm), at(l.post_norm), at(l.keys), at(l.values), {}};
+}
 
 struct Model {
   std::mt19937 random{7};

@@ -68,8 +68,7 @@ std::vector<OpRecord> FlightRecorder::snapshot() const {
     OpRecord record;
     std::memcpy(static_cast<void*>(&record), words.data(), sizeof(record));
     // What lies behind is an earlier record's.
-    words.fill(0);
-    std::memcpy(words.data(), static_cast<const void*>(&record), num_words(record) * sizeof(std::uint64_t));
+    std::fill(words.begin() + static_cast<std::ptrdiff_t>(num_words(record)), words.end(), 0);
     std::memcpy(static_cast<void*>(&record), words.data(), sizeof(record));
     records.push_back(record);
   }

@@ -27,6 +27,28 @@ class CudaSharedStream : public CudaCase {
   }
   StreamHandle wrapped(GpuBackend& backend) { return take(backend.wrap_stream(reinterpret_cast<std::uintptr_t>(foreign))); }
 
+  /// Destroys `s` where the driver has no event to mark its work with: a block that the work uses is not given out before that is
+  /// done.
+  void expect_block_waits_for_unmarked(StreamHandle s) {
+    std::atomic<bool> ran = false;
+    const DevicePtr ptr = block(4096);
+    Gate gate(on(), s);
+    take(on().memset_async(ptr, 1, 4096, s));
+    take(on().enqueue_host(s, [&] { ran = true; }));
+    std::thread opens([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      gate.open();
+    });
+    fake.fail_call("cuEventCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    take(on().destroy_stream(s));
+    EXPECT_EQ(fake.failed_function(), "cuEventCreate");
+    const bool is_done = ran;
+    take(on().free(ptr));
+    const DevicePtr next = block(4096);
+    EXPECT_TRUE(is_done || next != ptr);
+    opens.join();
+  }
+
   CUstream foreign = nullptr;
   std::unique_ptr<GpuBackend> other;
 };
@@ -117,45 +139,11 @@ TEST_F(CudaSharedStream, BlocksThatManyThreadsFreeBehindTheirWorkAreNotGivenOutB
 }
 
 TEST_F(CudaSharedStream, ABlockIsNotGivenOutWhileADestroyedStreamUsesItThatCouldNotBeMarked) {
-  std::atomic<bool> ran = false;
-  const StreamHandle s = stream();
-  const DevicePtr ptr = block(4096);
-  Gate gate(on(), s);
-  take(on().memset_async(ptr, 1, 4096, s));
-  take(on().enqueue_host(s, [&] { ran = true; }));
-  std::thread opens([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    gate.open();
-  });
-  fake.fail_call("cuEventCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  take(on().destroy_stream(s));
-  EXPECT_EQ(fake.failed_function(), "cuEventCreate");
-  const bool is_done = ran;
-  take(on().free(ptr));
-  const DevicePtr next = block(4096);
-  EXPECT_TRUE(is_done || next != ptr);
-  opens.join();
+  expect_block_waits_for_unmarked(stream());
 }
 
 TEST_F(CudaSharedStream, ABlockIsNotGivenOutWhileAWrappedStreamUsesItThatCouldNotBeMarked) {
-  std::atomic<bool> ran = false;
-  const StreamHandle s = wrapped(on());
-  const DevicePtr ptr = block(4096);
-  Gate gate(on(), s);
-  take(on().memset_async(ptr, 1, 4096, s));
-  take(on().enqueue_host(s, [&] { ran = true; }));
-  std::thread opens([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    gate.open();
-  });
-  fake.fail_call("cuEventCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  take(on().destroy_stream(s));
-  EXPECT_EQ(fake.failed_function(), "cuEventCreate");
-  const bool is_done = ran;
-  take(on().free(ptr));
-  const DevicePtr next = block(4096);
-  EXPECT_TRUE(is_done || next != ptr);
-  opens.join();
+  expect_block_waits_for_unmarked(wrapped(on()));
 }
 
 // ---- captures that a library begins ----

@@ -28,20 +28,7 @@ class LayersEmulated : public ::testing::Test {
     Model model(layers, 1200);
     std::vector<bench::Layer> own = model.layers;
     std::vector<LayerAddresses> table;
-    for (const bench::Layer& l : own) {
-      table.push_back({at(l.q),
-                       at(l.k),
-                       at(l.v),
-                       at(l.o),
-                       at(l.gate),
-                       at(l.up),
-                       at(l.down),
-                       at(l.input_norm),
-                       at(l.post_norm),
-                       at(l.keys),
-                       at(l.values),
-                       {}});
-    }
+    for (const bench::Layer& l : own) table.push_back(addresses_of(l, [](const auto& values) { return at(values); }));
     std::vector<float4> exchange(S::kExchangeFloats / 4 + 1, float4{0, 0, 0, 0});
     std::vector<float> hidden(S::kHidden);
     for (const std::uint32_t position : positions) {
