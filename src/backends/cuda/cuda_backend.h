@@ -223,8 +223,6 @@ class CudaBackend final : public GpuBackend {
 
   /// Lets this device reach the memory of another, where it can.
   Result<> reach(Context& peer);
-  /// The capture that a stream takes part in; 0: none, or one that was broken.
-  Result<std::uint64_t> capture_of(NativeStream stream);
   void leave_capture() noexcept;
   /// Gives the graph that `stream` is captured into something to own; `destroy` is called on a driver's thread with `object`.
   Result<> give_to_capture(NativeStream stream, void* object, CUhostFn destroy);

@@ -23,7 +23,7 @@ Result<> CudaBackend::do_record_event(NativeEvent event, NativeStream stream) {
   METRALE_TRY(context_->make_current());
   METRALE_TRY(enqueued(stream, driver_.cuEventRecord_(event_of(event), stream_of(stream)), "cuEventRecord"));
   if (num_captures_.load(std::memory_order_acquire) != 0) [[unlikely]]
-    joins_.recorded(event_of(event), stream_of(stream), METRALE_TRY(capture_of(stream)));
+    joins_.recorded(event_of(event), stream_of(stream), METRALE_TRY(noted(work().capture_of(stream_of(stream)))));
   return {};
 }
 
@@ -39,9 +39,9 @@ Result<> CudaBackend::do_stream_wait_event(NativeStream stream, NativeEvent even
   // An event recorded in a capture takes the stream into it.
   if (record != nullptr && num_captures_.load(std::memory_order_acquire) != 0) [[unlikely]]
     return noted(work().capturing(*record, [&]() -> Result<> {
-      const std::uint64_t before = METRALE_TRY(capture_of(stream));
+      const std::uint64_t before = METRALE_TRY(work().capture_of_locked(stream_of(stream)));
       METRALE_TRY(wait());
-      if (const std::uint64_t id = METRALE_TRY(capture_of(stream)); id != 0) {
+      if (const std::uint64_t id = METRALE_TRY(work().capture_of_locked(stream_of(stream))); id != 0) {
         joins_.waited(event_of(event), stream_of(stream), id, before != id);
       }
       return {};

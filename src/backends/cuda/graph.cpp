@@ -146,15 +146,6 @@ Result<> CudaBackend::do_begin_capture(NativeStream stream) {
   return {};
 }
 
-Result<std::uint64_t> CudaBackend::capture_of(NativeStream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  // Perhaps under the lock of `work()`, which the context's own check takes to name kernels.
-  const CUresult code = driver_.cuStreamGetCaptureInfo_(stream_of(stream), &status, &id, nullptr, nullptr, nullptr, nullptr);
-  METRALE_TRY(noted(cuda::check(driver_, code, "cuStreamGetCaptureInfo")));
-  return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
-}
-
 void CudaBackend::leave_capture() noexcept {
   num_captures_.fetch_sub(1, std::memory_order_release);
   // Of another thread's capture only that thread keeps count.
@@ -165,16 +156,16 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   leave_capture();
   // Where the driver cannot tell, it alone looks for streams that were not joined.
-  const std::size_t num_unjoined = joins_.end(capture_of(stream).value_or(0));
+  const std::size_t num_unjoined = joins_.end(work().capture_of(stream_of(stream)).value_or(0));
   CUgraph graph = nullptr;
-  const CUresult ended = driver_.cuStreamEndCapture_(stream_of(stream), &graph);
+  const CUresult ended = work().end_capture(stream_of(stream), &graph);
   const Template destroyed(driver_, graph);
   if (ended != CUDA_SUCCESS) {
     Error error = context_->error(ended, "cuStreamEndCapture");
     // A refusal that is not the capture's own leaves it open.
     CUgraph left = nullptr;
     if (work().is_captured(stream_of(stream)).value_or(false) &&
-        driver_.cuStreamEndCapture_(stream_of(stream), &left) == CUDA_SUCCESS) {
+        work().end_capture(stream_of(stream), &left) == CUDA_SUCCESS) {
       const Template discarded(driver_, left);
     }
     if (ended == CUDA_ERROR_STREAM_CAPTURE_UNJOINED) error = std::move(error).with_note(std::string(kHowToJoin));
@@ -214,10 +205,10 @@ void CudaBackend::forget_graph(const GraphRecord* graph) noexcept {
 Result<> CudaBackend::do_abort_capture(NativeStream stream) {
   METRALE_TRY(context_->make_current());
   leave_capture();
-  joins_.end(capture_of(stream).value_or(0));
+  joins_.end(work().capture_of(stream_of(stream)).value_or(0));
   for (int round = 0;; ++round) {
     CUgraph graph = nullptr;
-    const CUresult code = driver_.cuStreamEndCapture_(stream_of(stream), &graph);
+    const CUresult code = work().end_capture(stream_of(stream), &graph);
     const Template discarded(driver_, graph);
     if (code == CUDA_SUCCESS) return {};
     // That it was broken or not joined says nothing here: it has ended.

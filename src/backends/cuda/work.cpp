@@ -216,7 +216,12 @@ bool Work::is_idle() {
          std::all_of(live_.begin(), live_.end(), [&](StreamRecord* r) { return is_idle_locked(*r, Stamps::trusted); });
 }
 
-Result<std::uint64_t> Work::capture_of(CUstream stream) const {
+Result<std::uint64_t> Work::capture_of(CUstream stream) {
+  std::lock_guard lock(mutex_);
+  return capture_of_locked(stream);
+}
+
+Result<std::uint64_t> Work::capture_of_locked(CUstream stream) const {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   METRALE_TRY(check(driver_, driver_.cuStreamGetCaptureInfo_(stream, &status, &id, nullptr, nullptr, nullptr, nullptr),
@@ -224,9 +229,24 @@ Result<std::uint64_t> Work::capture_of(CUstream stream) const {
   return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? std::uint64_t{id} : 0;
 }
 
-Result<MarkPtr> Work::before_capture(StreamRecord& record) const {
-  const std::uint64_t capture = METRALE_TRY(capture_of(record.stream.load(std::memory_order_relaxed)));
-  if (record.capture == 0 || (capture != 0 && capture != record.capture)) {
+CUresult Work::end_capture(CUstream stream, CUgraph* graph) {
+  std::lock_guard lock(mutex_);
+  const auto origin = std::find_if(live_.begin(), live_.end(), [&](const StreamRecord* record) {
+    return record->stream.load(std::memory_order_relaxed) == stream && !record->is_gone;
+  });
+  const std::uint64_t capture = origin == live_.end() ? 0 : (*origin)->capture;
+  const CUresult code = driver_.cuStreamEndCapture_(stream, graph);
+  if (capture == 0 || (code != CUDA_SUCCESS && is_captured(stream).value_or(true))) return code;
+  for (StreamRecord* record : live_) {
+    if (record->capture != capture) continue;
+    record->capture = 0;
+    record->before_capture.reset();
+  }
+  return code;
+}
+
+Result<MarkPtr> Work::before_capture(const StreamRecord& record) {
+  if (record.capture == 0) {
     return Error(
         Errc::capture_unsafe,
         "a library captures a stream that is used here: nobody can tell what runs on it from before until that capture ends");

@@ -99,7 +99,7 @@ struct alignas(64) StreamRecord {
   MarkPtr mark;  ///< Behind the enqueue with the stamp `mark_at`.
   std::uint64_t mark_at = 0;
   std::size_t slot = 0;       ///< Its own in the table; others may still show it.
-  std::uint64_t capture = 0;  ///< The capture that we took it into last. Of others nobody can tell what was in flight before.
+  std::uint64_t capture = 0;  ///< The open capture that we took it into. Of others nobody can tell what was in flight before.
   MarkPtr before_capture;     ///< Behind what was enqueued before that capture; null: nothing in flight then.
 
   StagingCursor staging;  ///< Has a mutex of its own, taken before Work's.
@@ -159,6 +159,13 @@ class Work {
   void add_mark(const void* owner, MarkPtr mark);
   /// Whether a stream takes part in a capture; asks nothing that would break one. Errors: those of the driver.
   Result<bool> is_captured(CUstream stream) const;
+  /// The capture that a stream takes part in; 0: none, or one that was broken. The driver falls over a capture that another thread
+  /// ends while it is asked after, so this and `end_capture` take turns. Errors: those of the driver.
+  Result<std::uint64_t> capture_of(CUstream stream);
+  /// The same, in what `capturing` runs.
+  Result<std::uint64_t> capture_of_locked(CUstream stream) const;
+  /// The driver's cuStreamEndCapture.
+  CUresult end_capture(CUstream stream, CUgraph* graph);
 
   /// Runs `change`, which may capture `record`, and keeps where its earlier work ends.
   template <class Fn>
@@ -173,7 +180,7 @@ class Work {
       before = METRALE_TRY(mark_locked(record, Stamps::ignored));
     }
     auto changed = change();
-    const std::uint64_t capture = capture_of(stream).value_or(0);
+    const std::uint64_t capture = capture_of_locked(stream).value_or(0);
     for (StreamRecord* other : live_) {
       if (other->stream.load(std::memory_order_relaxed) != stream || other->is_gone) continue;
       other->capture = capture;
@@ -203,10 +210,8 @@ class Work {
     return (reinterpret_cast<std::uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> (64 - table.bits);
   }
   enum class Stamps : std::uint8_t { trusted, ignored };
-  /// The capture that a stream takes part in; 0: none, or one that was broken.
-  Result<std::uint64_t> capture_of(CUstream stream) const;
   /// The end of what ran on a stream that is captured now from before; null: all of it is done.
-  Result<MarkPtr> before_capture(StreamRecord& record) const;
+  static Result<MarkPtr> before_capture(const StreamRecord& record);
   bool is_idle_locked(StreamRecord& record, Stamps stamps);
   Result<MarkPtr> mark_locked(StreamRecord& record, Stamps stamps);
   static void insert(Table& table, StreamRecord& record);

@@ -38,6 +38,42 @@ TEST_F(CudaCapture, AnotherThreadMayAllocateFreeAndWait) {
   take(on().destroy_graph(graph));
 }
 
+// The driver reads through null when a capture is asked after while the thread that holds it ends it.
+TEST_F(CudaCapture, OthersDoNotAskAfterACaptureThatItsThreadMayEnd) {
+  const StreamHandle s = stream();
+  const StreamHandle other = stream();
+  const GraphHandle unused = [&] {
+    take(on().begin_capture(other));
+    return take(on().end_capture(other));
+  }();
+  take(on().memset_async(block(64), 1, 64, s));  // so that only the driver can tell whether the stream is idle
+  take(on().begin_capture(s));
+  const std::uint64_t asked = fake.num_calls("cuStreamGetCaptureInfo");
+  std::thread([&] {
+    take(on().free(take(on().alloc(std::uint64_t{4} << 20))));
+    take(on().destroy_graph(unused));
+    take(on().synchronize(other));
+    take(on().trim());
+  }).join();
+  EXPECT_EQ(fake.num_calls("cuStreamGetCaptureInfo"), asked);
+  take(on().destroy_graph(take(on().end_capture(s))));
+}
+
+TEST_F(CudaCapture, ACaptureOfALibraryAfterOursIsNotTakenForOurs) {
+  const StreamHandle s = stream();
+  take(on().begin_capture(s));
+  take(on().destroy_graph(take(on().end_capture(s))));
+  const auto theirs = reinterpret_cast<CUstream>(take(on().native_stream(s)));
+  ASSERT_EQ(fake.driver().cuStreamBeginCapture_(theirs, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  const auto waited = on().synchronize_device();
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code(), Errc::capture_unsafe) << waited.error().to_string();
+  CUgraph graph = nullptr;
+  ASSERT_EQ(fake.driver().cuStreamEndCapture_(theirs, &graph), CUDA_SUCCESS);
+  ASSERT_EQ(fake.driver().cuGraphDestroy_(graph), CUDA_SUCCESS);
+  EXPECT_OK(on().synchronize_device());
+}
+
 TEST_F(CudaCapture, WhatAnotherLibraryBreaksEndsWithAnError) {
   const StreamHandle s = stream();
   const DevicePtr ptr = block(64);
