@@ -164,8 +164,7 @@ Result<NativeGraph> CudaBackend::do_end_capture(NativeStream stream) {
     Error error = context_->error(ended, "cuStreamEndCapture");
     // A refusal that is not the capture's own leaves it open.
     CUgraph left = nullptr;
-    if (work().is_captured(stream_of(stream)).value_or(false) &&
-        work().end_capture(stream_of(stream), &left) == CUDA_SUCCESS) {
+    if (work().is_captured(stream_of(stream)).value_or(false) && work().end_capture(stream_of(stream), &left) == CUDA_SUCCESS) {
       const Template discarded(driver_, left);
     }
     if (ended == CUDA_ERROR_STREAM_CAPTURE_UNJOINED) error = std::move(error).with_note(std::string(kHowToJoin));
