@@ -30,6 +30,7 @@
 #include "metrale/capabilities.h"
 #include "metrale/kernel_args.h"
 #include "metrale/kernel_registry.h"
+#include "metrale/native_work.h"
 #include "metrale/observer.h"
 #include "metrale/result.h"
 #include "metrale/types.h"
@@ -275,6 +276,17 @@ class GpuBackend : public BackendHooks {
   /// Device time between two recorded timed events, in nanoseconds.
   /// Errors: invalid_argument (not timed, never recorded), busy (not done).
   Result<std::int64_t> event_elapsed_ns(EventHandle start, EventHandle end, Site site = Site::current());
+
+  // ---- work of other libraries ----
+
+  /// Lets another library enqueue on `stream`. `work` is called once, on this thread, with the device current, and must neither
+  /// wait nor call the backend; `what` names it in messages. An open capture names the memory in `uses`.
+  /// Ordering: as a launch. Errors: out_of_range (one of `uses` does not lie in one known block: `work` was not called), otherwise
+  ///   what `work` answers, with `what` as a note.
+  Result<> enqueue_native(std::string_view what, StreamHandle stream, std::span<const NativeUse> uses, NativeWork work,
+                          Site site = Site::current());
+  /// Whether `bytes` from `ptr` lie in one known block, as each end of a copy must. Errors: out_of_range, naming `what`.
+  Result<> check_memory(std::string_view what, DevicePtr ptr, std::uint64_t bytes, Site site = Site::current()) const;
 
   // ---- capture and graphs ----
 

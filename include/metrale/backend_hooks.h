@@ -21,6 +21,7 @@
 #include "metrale/capabilities.h"
 #include "metrale/kernel_args.h"
 #include "metrale/kernel_registry.h"
+#include "metrale/native_work.h"
 #include "metrale/result.h"
 #include "metrale/tensor_map.h"
 #include "metrale/types.h"
@@ -162,6 +163,8 @@ class BackendHooks {
   virtual Result<bool> do_query(NativeStream stream);
   /// Runs `fn` on a host thread in stream order; captured on a capturing stream, then run at every replay.
   virtual Result<> do_enqueue_host(NativeStream stream, std::function<void()> fn);
+  /// Runs `work` with the device current, and counts what it enqueued. Capability::native_work.
+  virtual Result<> do_enqueue_native(NativeStream stream, NativeWork work);
   virtual Result<NativeEvent> do_create_event(bool timed);
   virtual Result<> do_destroy_event(NativeEvent event);
   virtual Result<> do_record_event(NativeEvent event, NativeStream stream);

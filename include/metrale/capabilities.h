@@ -25,6 +25,7 @@ enum class Capability : std::uint8_t {
   streams,             ///< streams of one's own, default_stream
   stream_priorities,   ///< create_stream honours its priority
   foreign_streams,     ///< wrap_stream
+  native_work,         ///< enqueue_native
   events,              ///< events without time
   timed_events,        ///< create_timed_event, event_elapsed_ns, timing spans
   host_callbacks,      ///< enqueue_host

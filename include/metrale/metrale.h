@@ -46,6 +46,7 @@
 #include "metrale/models/synthetic.h"
 #include "metrale/models/tokenizer.h"
 #include "metrale/models/weight_types.h"
+#include "metrale/native_work.h"
 #include "metrale/observer.h"
 #include "metrale/op.h"
 #include "metrale/op_cache.h"

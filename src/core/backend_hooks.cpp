@@ -84,6 +84,7 @@ Result<bool> BackendHooks::do_query(NativeStream) { return absent(do_name(), "st
 Result<> BackendHooks::do_enqueue_host(NativeStream, std::function<void()>) {
   return absent(do_name(), "host functions in streams");
 }
+Result<> BackendHooks::do_enqueue_native(NativeStream, NativeWork) { return absent(do_name(), "work of other libraries"); }
 Result<NativeEvent> BackendHooks::do_create_event(bool timed) { return absent(do_name(), timed ? "timed events" : "events"); }
 Result<> BackendHooks::do_destroy_event(NativeEvent) { return absent(do_name(), "events"); }
 Result<> BackendHooks::do_record_event(NativeEvent, NativeStream) { return absent(do_name(), "events"); }

@@ -9,7 +9,8 @@ namespace {
 // clang-format off
 constexpr std::array<std::string_view, kNumCapabilities> kNames{
     "memory", "managed_memory", "pinned_memory", "host_registration", "host_alias", "pooled_memory", "copies", "peer_copies",
-    "streams", "stream_priorities", "foreign_streams", "events", "timed_events", "host_callbacks", "graphs", "kernels",
+    "streams", "stream_priorities", "foreign_streams", "native_work", "events", "timed_events", "host_callbacks", "graphs",
+    "kernels",
     "raw_launch", "cooperative_launch", "cluster_launch", "dependent_launch", "device_symbols", "tensor_maps",
     "processor_count", "computes",
 };

@@ -13,10 +13,10 @@ constexpr std::array<std::string_view, kNumOps> kNames{
     "scan_redzones", "poison_redzones", "sweep_unreleased", "memory_info", "copy_h2d", "copy_d2h", "copy_d2d",
     "copy_d2h_on_stream", "copy_h2d_async", "copy_h2d_async_retained", "copy_d2h_async", "copy_d2d_async", "copy_d2d_2d_async",
     "copy_batch_async", "copy_peer_async", "create_stream", "destroy_stream", "wrap_stream", "synchronize", "synchronize_for",
-    "synchronize_device", "query", "enqueue_host", "create_event", "destroy_event", "record_event", "stream_wait_event",
-    "event_synchronize", "event_query", "event_elapsed_ns", "begin_capture", "end_capture", "abort_capture",
-    "stream_is_capturing", "launch_graph", "destroy_graph", "capture_uses", "kernel", "launch", "launch_raw", "tensor_map",
-    "device_symbol", "unload_modules", "has_module", "bind_to_thread", "sm_count",
+    "synchronize_device", "query", "enqueue_host", "enqueue_native", "create_event", "destroy_event", "record_event",
+    "stream_wait_event", "event_synchronize", "event_query", "event_elapsed_ns", "begin_capture", "end_capture",
+    "abort_capture", "stream_is_capturing", "launch_graph", "destroy_graph", "capture_uses", "kernel", "launch", "launch_raw",
+    "tensor_map", "device_symbol", "unload_modules", "has_module", "bind_to_thread", "sm_count",
 };
 // clang-format on
 static_assert(!kNames.back().empty(), "every Op has a name");

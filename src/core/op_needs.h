@@ -58,6 +58,7 @@ constexpr Needs needs(Op op) {
     case Op::query: return Needs::of(streams);
     case Op::wrap_stream: return Needs::of(foreign_streams, streams);
     case Op::enqueue_host: return Needs::of(host_callbacks, streams);
+    case Op::enqueue_native: return Needs::of(native_work, streams);
     case Op::create_event:
     case Op::event_synchronize:
     case Op::event_query: return Needs::of(events);

@@ -149,6 +149,15 @@ const std::vector<Rule>& rules() {
          return b.destroy_stream(METRALE_TRY(b.wrap_stream(native)));
        },
        {streams}},
+      {native_work,
+       {{"enqueue_native",
+         [](GpuBackend& b) { return b.enqueue_native("test", kStream, {}, [](std::uint64_t) { return Result<>(); }); }}},
+       [](GpuBackend& b) -> Result<> {
+         const StreamHandle s = METRALE_TRY(b.create_stream());
+         METRALE_TRY(b.enqueue_native("test", s, {}, [](std::uint64_t) { return Result<>(); }));
+         return b.destroy_stream(s);
+       },
+       {streams}},
       {events,
        {{"create_event", [](GpuBackend& b) { return drop(b.create_event()); }},
         {"create_timed_event", [](GpuBackend& b) { return drop(b.create_timed_event()); }},

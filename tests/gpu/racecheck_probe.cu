@@ -3,7 +3,7 @@
 // What compute-sanitizer's racecheck makes of orders that the kernel of all layers is built on. Each kernel below hands data from
 // some threads to others in a way that PTX orders; a hazard that racecheck reports of one is racecheck's, not the kernel's.
 //   nvcc -std=c++20 -O2 -lineinfo -gencode=arch=compute_90a,code=sm_90a -cudart static racecheck_probe.cu -o racecheck_probe
-//   compute-sanitizer --tool racecheck racecheck_probe [arrive|bulk|cluster|syncthreads|none]
+//   compute-sanitizer --tool racecheck racecheck_probe [arrive|bulk|cluster|ring|poll|syncthreads|none]
 // Prints how many words came over; exit status 1: not all of them.
 #include <cuda_runtime.h>
 
@@ -101,6 +101,50 @@ __global__ void __cluster_dims__(2, 1, 1) cluster(const u32* in, u32* out) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/// A ring of one slot: a second bulk copy fills it once a lane of each reading warp has said, behind the warp's meeting, that it
+/// has read.
+__global__ void ring(const u32* in, u32* out) {
+  __shared__ alignas(128) u32 words[kWords];
+  __shared__ u64 full, empty;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address(&full)) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(&empty)), "r"(kWords / 32) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  u32 sum = 0;
+  for (u32 round = 0; round < 2; ++round) {
+    if (threadIdx.x == kWords) {
+      if (round != 0) wait(address(&empty), 0);
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address(&full)), "r"(u32{sizeof(words)}) : "memory");
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(words)),
+                   "l"(in), "r"(u32{sizeof(words)}), "r"(address(&full))
+                   : "memory");
+    }
+    if (threadIdx.x >= kWords) continue;
+    wait(address(&full), round);
+    sum += words[threadIdx.x];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address(&empty)) : "memory");
+  }
+  if (threadIdx.x < kWords) out[threadIdx.x] = sum / 2;
+}
+
+/// What was read goes out to device memory; who finds it there writes over what it was read from.
+__global__ void poll(const u32* in, u32* out) {
+  __shared__ u32 words[kWords];
+  if (threadIdx.x < kWords) words[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  const u32 i = threadIdx.x % kWords;
+  if (threadIdx.x < kWords) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(out + i), "r"(words[i]) : "memory");
+  } else {
+    u32 seen = ~0U;
+    while (seen == ~0U) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(out + i) : "memory");
+    words[i] = seen + 1;
+  }
+}
+
 /// No order at all: what a race looks like.
 __global__ void none(const u32* in, u32* out) {
   __shared__ u32 words[kWords];
@@ -123,6 +167,8 @@ int main(int argc, char** argv) {
   if (chosen == "arrive") arrive<<<1, 512>>>(in, out);
   if (chosen == "bulk") bulk<<<1, 512>>>(in, out);
   if (chosen == "cluster") cluster<<<2, 512>>>(in, out);
+  if (chosen == "ring") ring<<<1, 512>>>(in, out);
+  if (chosen == "poll") poll<<<1, 512>>>(in, out);
   if (chosen == "none") none<<<1, 512>>>(in, out);
   CHECK(cudaGetLastError());
   CHECK(cudaDeviceSynchronize());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/driver.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <memory>
@@ -10,6 +9,7 @@
 
 #include "backends/cuda/status.h"
 #include "core/fault_latch.h"
+#include "core/shared_library.h"
 
 namespace metrale::cuda {
 
@@ -20,27 +20,6 @@ using GetProcAddress = decltype(&::cuGetProcAddress);
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 Error unavailable_error(std::string why) { return Error(Errc::unsupported, std::move(why)); }
-
-/// The loader's words for what failed last.
-std::string loader_words() {
-  const char* words = ::dlerror();
-  return words == nullptr ? "the loader gives no reason" : words;
-}
-
-struct Library {
-  void* handle = nullptr;
-  const char* name = nullptr;
-};
-
-/// The library under the first name that loads. It stays loaded: its threads may run until the process ends.
-Result<Library> open_library() {
-  std::string tried;
-  for (const char* name : kDriverNames) {
-    if (void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return Library{handle, name};
-    tried += fmt::format("{}{}", tried.empty() ? "" : "; ", loader_words());
-  }
-  return unavailable_error(fmt::format("no CUDA driver: {}; install the NVIDIA driver", tried));
-}
 
 template <class Function>
 bool find(GetProcAddress get, const char* name, int version, Function& function) {
@@ -53,11 +32,14 @@ bool find(GetProcAddress get, const char* name, int version, Function& function)
 }
 
 Result<std::unique_ptr<Driver>> load() {
-  const Library library = METRALE_TRY(open_library());
-  void* entry = ::dlsym(library.handle, "cuGetProcAddress_v2");
+  Result<detail::SharedLibrary> opened = detail::SharedLibrary::open("CUDA driver", kDriverNames);
+  if (!opened) return unavailable_error(opened.error().message() + "; install the NVIDIA driver");
+  const detail::SharedLibrary library = *opened;
+  void* entry = library.find("cuGetProcAddress_v2");
   if (entry == nullptr) {
-    return unavailable_error(fmt::format("the CUDA driver {} is too old: {}; install one for CUDA {} or later", library.name,
-                                         loader_words(), version_text(kMinimumDriver)));
+    return unavailable_error(
+        fmt::format("the CUDA driver {} is too old: it has no cuGetProcAddress_v2; install one for CUDA {} or later",
+                    library.name(), version_text(kMinimumDriver)));
   }
   const auto get = reinterpret_cast<GetProcAddress>(entry);
   auto driver = std::make_unique<Driver>();
@@ -68,7 +50,7 @@ Result<std::unique_ptr<Driver>> load() {
   if (find(get, "cuDriverGetVersion", 2020, driver->cuDriverGetVersion_)) {
     static_cast<void>(driver->cuDriverGetVersion_(&driver->version));
     if (driver->version < kMinimumDriver) {
-      return unavailable_error(fmt::format("the CUDA driver {} is for CUDA {}; install one for CUDA {} or later", library.name,
+      return unavailable_error(fmt::format("the CUDA driver {} is for CUDA {}; install one for CUDA {} or later", library.name(),
                                            version_text(driver->version), version_text(kMinimumDriver)));
     }
   }
@@ -79,7 +61,7 @@ Result<std::unique_ptr<Driver>> load() {
 #undef METRALE_CUDA_FIND
   if (!missing.empty()) {
     return unavailable_error(
-        fmt::format("the CUDA driver {} for CUDA {} lacks {}", library.name, version_text(driver->version), missing));
+        fmt::format("the CUDA driver {} for CUDA {} lacks {}", library.name(), version_text(driver->version), missing));
   }
 #define METRALE_CUDA_FIND(name, version) find(get, #name, version, driver->name##_);
   METRALE_CUDA_OPTIONAL(METRALE_CUDA_FIND)
@@ -87,16 +69,16 @@ Result<std::unique_ptr<Driver>> load() {
 
   if (const CUresult code = driver->cuInit_(0); code != CUDA_SUCCESS) {
     const Error error = driver_error(*driver, code, "cuInit");
-    return unavailable_error(fmt::format("the CUDA driver {} does not start: {}", library.name, error.message()))
+    return unavailable_error(fmt::format("the CUDA driver {} does not start: {}", library.name(), error.message()))
         .with_native(error.native_code(), error.native_text());
   }
   int count = 0;
   if (const CUresult code = driver->cuDeviceGetCount_(&count); code != CUDA_SUCCESS) {
     const Error error = driver_error(*driver, code, "cuDeviceGetCount");
-    return unavailable_error(fmt::format("the CUDA driver {} cannot tell its devices: {}", library.name, error.message()))
+    return unavailable_error(fmt::format("the CUDA driver {} cannot tell its devices: {}", library.name(), error.message()))
         .with_native(error.native_code(), error.native_text());
   }
-  if (count == 0) return unavailable_error(fmt::format("the CUDA driver {} has no device", library.name));
+  if (count == 0) return unavailable_error(fmt::format("the CUDA driver {} has no device", library.name()));
   return driver;
 }
 

@@ -130,6 +130,23 @@ Result<> CudaBackend::do_wait_for_earlier_work() {
   return {};
 }
 
+// ---- work of other libraries ----
+
+Result<> CudaBackend::do_enqueue_native(NativeStream stream, NativeWork work) {
+  METRALE_TRY(context_->make_current());
+  Result<> answer = work(stream.value);
+  this->work().note(stream_of(stream), this);  // a failed call may have enqueued some of it
+  if (answer) [[likely]]
+    return answer;
+  // Libraries have codes of their own for a lost device; the driver's is the one that counts. Nothing may be asked of a captured
+  // stream, and nothing of it ran.
+  if (const Result<bool> captured = this->work().is_captured(stream_of(stream)); !captured || *captured) return answer;
+  const OutsideCapture outside(driver_);
+  const CUresult code = driver_.cuStreamQuery_(stream_of(stream));
+  if (is_sticky(code)) return context_->error(code, "cuStreamQuery").with_note(answer.error().message());
+  return answer;
+}
+
 // ---- host functions ----
 
 namespace {

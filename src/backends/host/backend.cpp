@@ -70,6 +70,7 @@ Capabilities HostBackend::do_capabilities() const {
   all.lacks(Capability::stream_priorities, "the host's streams are threads of one priority");
   all.lacks(Capability::cooperative_launch, "blocks of a host grid run a few at a time, never all at once");
   all.lacks(Capability::cluster_launch, "host blocks share no memory with each other");
+  all.lacks(Capability::native_work, "no library enqueues on the host's streams");
   all.lacks(Capability::tensor_maps, "the host copies without descriptors");
   return all;
 }

@@ -58,6 +58,7 @@ class MockBackend : public host::HostBackend {
   Result<> do_synchronize_device() override;
   Result<bool> do_query(NativeStream stream) override;
   Result<> do_enqueue_host(NativeStream stream, std::function<void()> fn) override;
+  Result<> do_enqueue_native(NativeStream stream, NativeWork work) override;
   Result<NativeEvent> do_create_event(bool timed) override;
   Result<> do_destroy_event(NativeEvent event) override;
   Result<> do_record_event(NativeEvent event, NativeStream stream) override;

@@ -47,4 +47,9 @@ Result<> MockBackend::do_enqueue_host(NativeStream stream, std::function<void()>
   return HostBackend::do_enqueue_host(stream, std::move(fn));
 }
 
+Result<> MockBackend::do_enqueue_native(NativeStream stream, NativeWork work) {
+  METRALE_TRY(enter({.op = Op::enqueue_native, .stream = stream}));
+  return work(stream.value);
+}
+
 }  // namespace metrale::mock
