@@ -15,6 +15,7 @@
 #include "metrale/backends/host_kernel.h"
 #include "metrale/backends/host_kernels.h"
 #include "metrale/backends/mock.h"
+#include "metrale/bridges/bridge_status.h"
 #include "metrale/byte_source.h"
 #include "metrale/capabilities.h"
 #include "metrale/dequantise.h"

@@ -3,7 +3,7 @@
 // What compute-sanitizer's racecheck makes of orders that the kernel of all layers is built on. Each kernel below hands data from
 // some threads to others in a way that PTX orders; a hazard that racecheck reports of one is racecheck's, not the kernel's.
 //   nvcc -std=c++20 -O2 -lineinfo -gencode=arch=compute_90a,code=sm_90a -cudart static racecheck_probe.cu -o racecheck_probe
-//   compute-sanitizer --tool racecheck racecheck_probe [arrive|bulk|cluster|ring|poll|syncthreads|none]
+//   compute-sanitizer --tool racecheck racecheck_probe [arrive|bulk|cluster|ring|poll|rounds|syncthreads|none]
 // Prints how many words came over; exit status 1: not all of them.
 #include <cuda_runtime.h>
 
@@ -145,6 +145,26 @@ __global__ void poll(const u32* in, u32* out) {
   }
 }
 
+/// `arrive`, round after round: whoever read says so in device memory, where the writers of the next round find it.
+__global__ void rounds(const u32* in, u32* out) {
+  __shared__ u32 words[kWords];
+  const u32 i = threadIdx.x % kWords;
+  for (u32 round = 1; round <= 3; ++round) {
+    if (threadIdx.x < kWords) {
+      u32 seen = 0;
+      while (round != 1 && seen != in[i] * (round - 1))
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(out + i) : "memory");
+      words[i] = in[i] * round;
+      asm volatile("bar.arrive 1, 512;" ::: "memory");
+    } else {
+      asm volatile("bar.sync 1, 512;" ::: "memory");
+      // Another's word, so that reader and writer are of different warps and lanes.
+      const u32 other = (i + 33) % kWords;
+      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(out + other), "r"(round == 3 ? in[other] : words[other]) : "memory");
+    }
+  }
+}
+
 /// No order at all: what a race looks like.
 __global__ void none(const u32* in, u32* out) {
   __shared__ u32 words[kWords];
@@ -169,6 +189,7 @@ int main(int argc, char** argv) {
   if (chosen == "cluster") cluster<<<2, 512>>>(in, out);
   if (chosen == "ring") ring<<<1, 512>>>(in, out);
   if (chosen == "poll") poll<<<1, 512>>>(in, out);
+  if (chosen == "rounds") rounds<<<1, 512>>>(in, out);
   if (chosen == "none") none<<<1, 512>>>(in, out);
   CHECK(cudaGetLastError());
   CHECK(cudaDeviceSynchronize());
