@@ -3,8 +3,8 @@
 // One row of x: weights go from memory straight into registers. A team of threads (blockDim.x of them, blockDim.y teams a block)
 // shares its rows of W: each thread has the same chunks of 16 bytes of every row, and several rows on their way at a time, so that
 // the elements of x which it holds in registers serve them all. What the threads of a team have summed meets in shared memory, in
-// a fixed order. The first rows are on their way before the predecessor has ended; after its end only x is read. The norm's factor
-// and the residual are left to the very end.
+// a fixed order. Most of the first rows are on their way before the predecessor has ended; after its end x comes first. The norm's
+// factor and the residual are left to the very end.
 #pragma once
 
 #include "matmul_call.cuh"
@@ -167,14 +167,14 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
     for (u32 i = 0; i < kMatrices; ++i) source[i].seek(kGated ? call.w[i] : pick(call.w, matrix), n, p.k, row);
   };
   seek();
-  // With more than kOneBlocks blocks a multiprocessor, half of the rows are asked for after x, which need not queue behind them.
-  constexpr u32 kBefore = C::kPacked ? rows : rows / 2;
-  const u32 held_back = threads * (kOneBlocks + 1) <= one_threads(type, false) * kOneBlocks ? count : 0;
+  // Some rows are asked for after x: what the predecessor still writes and x itself need not queue behind those. Which ones is
+  // known when this is compiled. A load that a condition may make the second one of its registers has to wait for the first.
+  constexpr u32 kBefore = C::kPacked ? rows : rows * 5 / 8;
   typename C::Raw w[rows];
 #pragma unroll
   for (u32 r = 0; r < rows; ++r) {
     w[r] = {};
-    C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count - (r < kBefore ? 0 : held_back));
+    if (r < kBefore) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count);
   }
   if constexpr (!C::kPacked && ahead != 0) {
     if (warp == 0 && count != 0) {
@@ -218,7 +218,7 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
   commit_copies();
   if (writes && call.residual) early += __ldcg(call.residual + early_row);
 #pragma unroll
-  for (u32 r = kBefore; r < rows; ++r) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < held_back);
+  for (u32 r = kBefore; r < rows; ++r) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count);
   wait_copies<0>();
   if (call.norm) {
     float sum = 0;
