@@ -16,6 +16,7 @@
 #include "metrale/backends/host_kernels.h"
 #include "metrale/backends/mock.h"
 #include "metrale/bridges/bridge_status.h"
+#include "metrale/bridges/cutlass.h"
 #include "metrale/byte_source.h"
 #include "metrale/capabilities.h"
 #include "metrale/dequantise.h"
