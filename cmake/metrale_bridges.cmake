@@ -84,7 +84,7 @@ function(metrale_nvcc_objects target)
     set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
     target_sources(${target} PRIVATE ${object})
   endforeach()
-  target_link_libraries(${target} PUBLIC metrale_cudart)
+  target_link_libraries(${target} PUBLIC $<BUILD_INTERFACE:metrale_cudart> $<INSTALL_INTERFACE:metrale::cudart>)
 endfunction()
 
 # The CUDA runtime as an archive: it loads libcuda itself, and shares the device's primary context.
@@ -95,6 +95,7 @@ if(METRALE_HAS_CUTLASS OR METRALE_HAS_FLASHINFER)
     message(FATAL_ERROR "The CUTLASS and FlashInfer bridges need libcudart_static.a of the toolkit; set METRALE_CUDART to it, or "
       "METRALE_CUTLASS_ROOT and METRALE_FLASHINFER_ROOT to nothing")
   endif()
+  get_filename_component(METRALE_CUDART_DIR ${METRALE_CUDART} DIRECTORY)
   add_library(metrale_cudart INTERFACE)
   target_link_libraries(metrale_cudart INTERFACE ${METRALE_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
 endif()
