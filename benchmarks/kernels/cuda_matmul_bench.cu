@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA matrix kernels on their own: first every kernel and type against sums in double precision, then times of single rows
-// over buffers that rotate through more than the second-level cache, as a graph of dependent launches, in several tunings. Ends
-// with a short table; the exit code is 1 if a result was wrong. `checks` or `times` as its argument: only those. Needs a device of
-// sm_90 and 20 GB of its memory; takes under a minute.
+// over buffers that rotate through more than the second-level cache, as a graph of dependent launches: each matrix of two models,
+// several tunings, the matrices of whole steps. The exit code is 1 if a result was wrong. `checks`, `times` or `rows` as its
+// argument: only checks, only times, only those of models. Needs a device of sm_90 and 20 GB of its memory; takes under a minute.
 //   nvcc -O3 -std=c++20 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static
 //     -I include -I kernels/cuda/include benchmarks/kernels/cuda_matmul_bench.cu -o cuda_matmul_bench
 #include "cuda_matmul_check.cuh"
@@ -164,9 +164,23 @@ struct Model {
   const char* name;
   mm::u32 layers, hidden, q, kv, inner, vocabulary;
   DType type = DType::bf16;
+  /// Where not 0: rows of what three of four layers have beside q, in place of k and v; and of two more matrices.
+  mm::u32 recurrent = 0, heads = 0;
+  /// Launches between a layer's first matrices and its output matrix.
+  mm::u32 between(mm::u32 layer) const { return is_recurrent(layer) ? 2 : 1; }
+  mm::u32 q_rows() const { return recurrent != 0 ? 2 * q : q; }
+  bool is_recurrent(mm::u32 layer) const { return recurrent != 0 && layer % 4 != 3; }
 };
 
-/// The matrix kernels of one decode step, in order, with nothing between them.
+/// What stands for attention and the like: a short launch of few blocks that waits as those do.
+__global__ void between(const float* x, float* y) {
+  metrale::let_dependents_start();
+  metrale::wait_for_predecessor();
+  const mm::u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = __ldcg(x + i);
+}
+
+/// The matrix kernels of one decode step, in order, with `between` where a step has other kernels.
 double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
   const auto matrix = [&](mm::u32 n, mm::u32 k) {
     return LinearMatrix{n, static_cast<mm::u32>(m.type), mm::can_repack(m.type, k), n};
@@ -182,9 +196,17 @@ double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
     for (mm::u32 i = 0; i < m.layers; ++i) {
       metrale::LinearParams p;
       p.m = 1, p.k = m.hidden, p.ld_x = m.hidden, p.norm_eps = 1e-5F;
-      p.w[0] = matrix(m.q, m.hidden), p.w[1] = p.w[2] = matrix(m.kv, m.hidden);
-      launch(linear4_entries, p, "linear4", dependent, bench.a, bench.norm, weights(m.q, m.hidden), weights(m.kv, m.hidden),
-             weights(m.kv, m.hidden), nullptr, none, none, none, none, bench.b, bench.c, bench.c + m.kv, nullptr, p);
+      const bool recurrent = m.is_recurrent(i);
+      const mm::u32 second = recurrent ? m.recurrent : m.kv, third = recurrent ? m.heads : m.kv, fourth = recurrent ? m.heads : 0;
+      p.w[0] = matrix(m.q_rows(), m.hidden), p.w[1] = matrix(second, m.hidden), p.w[2] = matrix(third, m.hidden);
+      if (fourth != 0) p.w[3] = matrix(fourth, m.hidden);
+      float* y = bench.c;
+      launch(linear4_entries, p, "linear4", dependent, bench.a, bench.norm, weights(m.q_rows(), m.hidden),
+             weights(second, m.hidden), weights(third, m.hidden), weights(fourth, m.hidden), none, none, none, none, bench.b, y,
+             y + second, y + second + third, p);
+      for (mm::u32 j = 0; j < m.between(i); ++j)
+        launch(between, dim3(128), dim3(64), 0, dependent, j == 0 ? bench.b : bench.c, j == 0 ? bench.c : bench.b);
+      p.w[3] = {};
       p.k = p.ld_x = m.q, p.w[0] = matrix(m.hidden, m.q), p.w[1] = p.w[2] = {};
       launch(linear_entries, p, "linear", dependent, bench.b, nullptr, weights(m.hidden, m.q), none, bench.a, bench.a, p);
       p.k = p.ld_x = m.hidden, p.w[0] = p.w[1] = matrix(m.inner, m.hidden);
@@ -198,6 +220,61 @@ double step_us(Bench& bench, const Model& m, bool dependent, double& bytes) {
     p.w[0] = matrix(m.vocabulary, m.hidden);
     launch(linear_entries, p, "linear", dependent, bench.a, bench.norm, weights(m.vocabulary, m.hidden), none, none, bench.b, p);
   });
+}
+
+/// Each matrix of two models as a step launches it, in a chain of its own.
+void time_rows(Bench& bench, double sweep_rate) {
+  struct Shape {
+    const char* what;
+    std::string_view function;
+    mm::u32 n[metrale::kMaxLinearMatrices], k;
+    bool norm, residual;
+  };
+  const Shape shapes[] = {{"q, k, v", "linear4", {4096, 1024, 1024}, 4096, true, false},
+                          {"output", "linear", {4096}, 4096, false, true},
+                          {"gate, up", "swiglu", {14336, 14336}, 4096, true, false},
+                          {"down", "linear", {4096}, 14336, false, true},
+                          {"vocabulary", "linear", {128256}, 4096, true, false},
+                          {"q, gate, k, v", "linear4", {8192, 1024, 1024}, 2560, true, false},
+                          {"recurrent", "linear4", {8192, 4096, 32, 32}, 2560, true, false},
+                          {"output", "linear", {2560}, 4096, false, true},
+                          {"gate, up", "swiglu", {9728, 9728}, 2560, true, false},
+                          {"down", "linear", {2560}, 9728, false, true},
+                          {"vocabulary", "linear", {151936}, 2560, true, false}};
+  std::printf("\none row, bf16, as in a step of an 8B model and of a hybrid one of 4B: microseconds, floor, share of the sweep\n");
+  for (const Shape& s : shapes) {
+    metrale::LinearParams p = row_params(0, s.k);
+    double bytes = 0;
+    for (mm::u32 i = 0; i < metrale::kMaxLinearMatrices; ++i) {
+      p.w[i] = {s.n[i], static_cast<mm::u32>(DType::bf16), 0, s.n[i]};
+      bytes += 2.0 * s.n[i] * s.k;
+    }
+    const int launches = std::clamp(static_cast<int>(2e9 / bytes), 4, 100);
+    const float* none = nullptr;
+    const double us = graph_us(
+                          [&] {
+                            for (int i = 0; i < launches; ++i) {
+                              const float* x = i % 2 ? bench.b : bench.a;
+                              float* y = i % 2 ? bench.a : bench.b;
+                              const void* norm = s.norm ? bench.norm : nullptr;
+                              const std::byte* w[metrale::kMaxLinearMatrices];
+                              for (mm::u32 j = 0; j < metrale::kMaxLinearMatrices; ++j) w[j] = bench.next(s.n[j], s.k);
+                              if (s.function == "linear") {
+                                launch(linear_entries, p, s.function, true, x, norm, w[0], none, s.residual ? y : none, y, p);
+                              } else if (s.function == "swiglu") {
+                                launch(swiglu_entries, p, s.function, true, x, norm, w[0], w[1], y, p);
+                              } else {
+                                launch(linear4_entries, p, s.function, true, x, norm, w[0], w[1], w[2], w[3], none, none, none,
+                                       none, y, bench.c, bench.c + s.n[1], bench.c + s.n[1] + s.n[2], p);
+                              }
+                            }
+                          },
+                          31) /
+                      launches;
+    const double floor_us = bytes / sweep_rate / 1e3;
+    std::printf("%-14s %6u %5u %5u %4u x %5u  %7.2f %7.2f %6.3f\n", s.what, s.n[0], s.n[1], s.n[2], s.n[3], s.k, us, floor_us,
+                floor_us / us);
+  }
 }
 
 void time_prefill(Bench& bench) {
@@ -250,7 +327,7 @@ int main(int argc, char** argv) {
   allow_shared_memory(linear4_entries);
   allow_shared_memory(swiglu_entries);
   CHECK(cudaFuncSetAttribute(repack, cudaFuncAttributeMaxDynamicSharedMemorySize, mm::kSharedLimit));
-  if (only != "times") check_all();
+  if (only != "times" && only != "rows") check_all();
   std::printf("%.1f s\n", now() - began);
   std::fflush(stdout);
   if (only == "checks") return failures ? 1 : 0;
@@ -273,12 +350,16 @@ int main(int argc, char** argv) {
   const double sweep_rate = bench.bytes / sweep_us / 1e3;
   std::printf("read sweep %.0f GB/s\n", sweep_rate);
 
-  time_variants(bench);
-  time_types(bench);
-  time_prefill(bench);
+  time_rows(bench, sweep_rate);
+  if (only != "rows") {
+    time_variants(bench);
+    time_types(bench);
+    time_prefill(bench);
+  }
   for (const Model& m :
        {Model{"8B Llama", 32, 4096, 4096, 1024, 14336, 128256}, Model{"135M SmolLM2", 30, 576, 576, 192, 1536, 49152},
-        Model{"4B-like", 32, 2560, 4096, 1024, 9216, 151936}, Model{"8B q4_k", 32, 4096, 4096, 1024, 14336, 128256, DType::q4_k},
+        Model{"hybrid 4B", 32, 2560, 4096, 1024, 9728, 151936, DType::bf16, 4096, 32},
+        Model{"8B q4_k", 32, 4096, 4096, 1024, 14336, 128256, DType::q4_k},
         Model{"SmolLM2 q4_1", 30, 576, 576, 192, 1536, 49152, DType::q4_1},
         Model{"SmolLM2 q8_0", 30, 576, 576, 192, 1536, 49152, DType::q8_0}}) {
     double bytes = 0;
