@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,6 +39,14 @@ struct TensorTransform {
 /// Converts to `dtype`, f32 or bf16, from any type that `dequantise` knows. Rounds to nearest even.
 TensorTransform convert_to(DType dtype);
 
+/// A part of a tensor of one or two dimensions; a vector is one row.
+struct TensorSlice {
+  std::uint64_t first_row = 0;
+  std::uint64_t num_rows = 0;
+  std::uint64_t first_col = 0;
+  std::uint64_t num_cols = 0;
+};
+
 enum class TensorUse : std::uint8_t {
   load,   ///< Into the arena.
   skip,   ///< Not needed.
@@ -50,14 +59,17 @@ struct TensorChoice {
   /// Tensors of one segment share one allocation and can only be freed together. 0 unless parts of the weights are freed early.
   std::uint32_t segment = 0;
   std::optional<TensorTransform> transform;
+  /// Load this part alone, as if it were the tensor. Of rows that are cut, the rest is read along and dropped.
+  std::optional<TensorSlice> slice = {};
 };
 using TensorPolicy = std::function<TensorChoice(const TensorInfo&)>;
 
 class WeightPlan {
  public:
   struct Entry {
-    const TensorInfo* tensor = nullptr;
-    DType dtype = DType::f32;  ///< On the device.
+    const TensorInfo* tensor = nullptr;  ///< Of a slice: its whole rows.
+    DType dtype = DType::f32;            ///< On the device.
+    std::vector<std::uint64_t> shape;    ///< On the device.
     std::uint64_t size_bytes = 0;
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;  ///< In the segment; a multiple of kDeviceAlignment.
@@ -66,7 +78,8 @@ class WeightPlan {
 
   /// Asks `policy` about each tensor of `file` in file order; without one, everything is loaded.
   /// Errors: unsupported (a tensor to be loaded has a type that metrale cannot load: names both), invalid_argument (a transform
-  ///   that cannot apply to the shape), out_of_range (sizes overflow).
+  ///   that cannot apply to the shape; a slice that leaves the tensor, cuts a block, or has a transform), out_of_range (sizes
+  ///   overflow).
   static Result<WeightPlan> create(const WeightFile& file, const TensorPolicy& policy = {});
   /// Loads the tensors of these names into one segment and skips all others.
   /// Errors: as above; not_found (no such tensor; with the names that come nearest).
@@ -81,7 +94,7 @@ class WeightPlan {
   const std::map<std::uint32_t, std::uint64_t>& segments() const noexcept { return segments_; }
   /// Device bytes in all.
   std::uint64_t device_bytes() const noexcept;
-  /// Bytes of tensor data that a load reads.
+  /// Bytes of tensor data that a load reads, dropped columns of slices included.
   std::uint64_t read_bytes() const noexcept;
 
   /// Checks that the device has room for the plan and `reserve_bytes` besides.
@@ -91,6 +104,7 @@ class WeightPlan {
  private:
   std::string label_;
   std::vector<Entry> entries_;
+  std::vector<std::shared_ptr<const TensorInfo>> sliced_;  ///< The rows of slices, which entries point to.
   std::vector<const TensorInfo*> deferred_;
   std::map<std::uint32_t, std::uint64_t> segments_;
   std::size_t num_skipped_ = 0;

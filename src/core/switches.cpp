@@ -98,6 +98,12 @@ constexpr std::array kRows{
           return !text.empty();
         },
         [](const Switches& s) { return s.kernel_path.empty() ? std::string("none") : s.kernel_path; }},
+    Row{"METRALE_RENDEZVOUS", "where processes that were started together meet",
+        [](Switches& s, std::string_view text) {
+          s.rendezvous = text;
+          return !text.empty();
+        },
+        [](const Switches& s) { return s.rendezvous.empty() ? std::string("none") : s.rendezvous; }},
 };
 
 const detail::ParsedSwitches& parsed() {

@@ -33,8 +33,8 @@ class Cutter {
     std::uint64_t unit_in = 1, unit_out = 1, unit_rows = 0;
     if (entry.transform && entry.size_bytes != 0) {
       unit_rows = std::min(entry.transform->granule_rows, entry.tensor->num_rows());
-      unit_in = row_bytes(*entry.tensor->dtype, entry) * unit_rows;
-      unit_out = row_bytes(entry.dtype, entry) * unit_rows;
+      unit_in = size_bytes(*entry.tensor->dtype, entry.tensor->num_cols()).value_or(0) * unit_rows;
+      unit_out = size_bytes(entry.dtype, entry.shape.empty() ? 1 : entry.shape.back()).value_or(0) * unit_rows;
     }
     std::uint64_t done = 0, row = 0, written = 0;
     while (done < entry.tensor->size_bytes && entry.size_bytes != 0) {
@@ -47,10 +47,6 @@ class Cutter {
       written += out;
       row += units * unit_rows;
     }
-  }
-
-  static std::uint64_t row_bytes(DType type, const WeightPlan::Entry& entry) {
-    return size_bytes(type, entry.tensor->num_cols()).value_or(0);
   }
 
   // Bytes that the current read can take from `done` of the entry on. Starts a new read where the entry does not follow the current

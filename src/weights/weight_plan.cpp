@@ -65,6 +65,52 @@ Result<> convert_rows(const TensorInfo& tensor, std::span<const std::byte> src, 
   return {};
 }
 
+/// The rows of `slice` as a tensor, and what cuts columns out of them where some are left out.
+Result<> cut(const TensorSlice& slice, const WeightFile& file, TensorInfo& rows, TensorChoice& choice,
+             std::vector<std::uint64_t>& shape) {
+  const auto refuse = [&](std::string_view why) {
+    return Error(Errc::invalid_argument, fmt::format("{}: slice of {} rows from {} and {} columns from {} of tensor {} {}: {}",
+                                                     file.file_label(rows.file), slice.num_rows, slice.first_row, slice.num_cols,
+                                                     slice.first_col, quote(rows.name), shape_text(rows.shape), why));
+  };
+  if (rows.shape.empty() || rows.shape.size() > 2) return refuse("only vectors and matrices are cut");
+  if (choice.transform) return refuse("it has a transform too");
+  const std::uint64_t all_rows = rows.num_rows(), all_cols = rows.num_cols();
+  if (slice.num_rows == 0 || slice.num_cols == 0 || slice.first_row > all_rows || slice.num_rows > all_rows - slice.first_row ||
+      slice.first_col > all_cols || slice.num_cols > all_cols - slice.first_col)
+    return refuse("it is empty or leaves the tensor");
+  if (!rows.dtype) return {};  // refused by its type afterwards
+  const std::optional<std::uint64_t> row_bytes = size_bytes(*rows.dtype, all_cols);
+  const std::optional<std::uint64_t> skipped = size_bytes(*rows.dtype, slice.first_col);
+  const std::optional<std::uint64_t> kept = size_bytes(*rows.dtype, slice.num_cols);
+  if (!row_bytes || !skipped || !kept) {
+    return refuse(fmt::format("{} is stored in blocks of {} columns, and the slice cuts one", to_string(*rows.dtype),
+                              dtype_facts(*rows.dtype).block_elements));
+  }
+  shape = rows.shape;
+  shape.back() = slice.num_cols;
+  if (shape.size() == 2) shape.front() = slice.num_rows;
+  if (rows.shape.size() == 1) {
+    rows.offset += *skipped;
+    rows.shape = shape;
+    rows.size_bytes = *kept;
+    return {};
+  }
+  rows.offset += slice.first_row * *row_bytes;
+  rows.shape.front() = slice.num_rows;
+  rows.size_bytes = slice.num_rows * *row_bytes;
+  if (slice.num_cols == all_cols) return {};
+  choice.transform =
+      TensorTransform{*rows.dtype, 1,
+                      [row = *row_bytes, from = *skipped, bytes = *kept](
+                          const TensorInfo&, std::uint64_t, std::span<const std::byte> src, std::span<std::byte> dst) -> Result<> {
+                        for (std::uint64_t at = 0; (at + 1) * row <= src.size(); ++at)
+                          std::memcpy(dst.data() + at * bytes, src.data() + at * row + from, bytes);
+                        return {};
+                      }};
+  return {};
+}
+
 }  // namespace
 
 TensorTransform convert_to(DType dtype) {
@@ -93,7 +139,18 @@ Result<WeightPlan> WeightPlan::create(const WeightFile& file, const TensorPolicy
         plan.deferred_.push_back(&tensor);
         continue;
       }
-      const auto [dtype, bytes] = METRALE_TRY(device_form(tensor, choice.transform, file));
+      const TensorInfo* source = &tensor;
+      std::vector<std::uint64_t> shape = tensor.shape;
+      std::optional<std::uint64_t> part_bytes;
+      if (choice.slice) {
+        auto rows = std::make_shared<TensorInfo>(tensor);
+        METRALE_TRY(cut(*choice.slice, file, *rows, choice, shape));
+        if (rows->dtype) part_bytes = size_bytes(*rows->dtype, choice.slice->num_rows * choice.slice->num_cols);
+        source = rows.get();
+        plan.sliced_.push_back(std::move(rows));
+      }
+      const auto [dtype, whole_bytes] = METRALE_TRY(device_form(*source, choice.transform, file));
+      const std::uint64_t bytes = part_bytes.value_or(whole_bytes);
       std::uint64_t offset = 0;
       if (bytes != 0) {
         std::uint64_t& end = plan.segments_[choice.segment];
@@ -103,7 +160,7 @@ Result<WeightPlan> WeightPlan::create(const WeightFile& file, const TensorPolicy
         }
         end = round_up(end + bytes, kDeviceAlignment);
       }
-      plan.entries_.push_back({&tensor, dtype, bytes, choice.segment, offset, std::move(choice.transform)});
+      plan.entries_.push_back({source, dtype, std::move(shape), bytes, choice.segment, offset, std::move(choice.transform)});
     }
     std::sort(plan.deferred_.begin(), plan.deferred_.end(),
               [](const TensorInfo* a, const TensorInfo* b) { return weights::natural_less(a->name, b->name); });
@@ -118,7 +175,9 @@ Result<WeightPlan> WeightPlan::create(const WeightFile& file, std::span<const st
     wanted.insert(name);
   }
   return create(file, [&](const TensorInfo& tensor) {
-    return TensorChoice{wanted.contains(tensor.name) ? TensorUse::load : TensorUse::skip, 0, std::nullopt};
+    TensorChoice choice;
+    choice.use = wanted.contains(tensor.name) ? TensorUse::load : TensorUse::skip;
+    return choice;
   });
 }
 

@@ -53,7 +53,7 @@ Result<> WeightStore::fill(const WeightFile& file, const WeightPlan& plan, const
   METRALE_TRY(weights::run_reads(backend_, file, plan, reads, address, options, stats_, site));
   for (const WeightPlan::Entry& entry : plan.entries()) {
     const DevicePtr ptr = entry.size_bytes == 0 ? DevicePtr{} : address(entry);
-    weights_.emplace(entry.tensor->name, Weight{ptr, entry.dtype, entry.tensor->shape, entry.size_bytes, entry.segment});
+    weights_.emplace(entry.tensor->name, Weight{ptr, entry.dtype, entry.shape, entry.size_bytes, entry.segment});
   }
   return {};
 }

@@ -23,9 +23,12 @@
 #include "metrale/result.h"
 #include "metrale/teardown.h"
 #include "metrale/weight_file.h"
+#include "metrale/weight_plan.h"
 #include "metrale/weight_store.h"
 
 namespace metrale {
+
+class Communicator;
 
 struct DecoderOptions {
   /// Tokens of context to make room for, in all sequences together; 0: none yet, see `Decoder::reserve`.
@@ -45,6 +48,9 @@ struct DecoderOptions {
   bool dependent_launch = true;
   /// Let one kernel run all layers for one token, where the backend has one for the model. Off to compare.
   bool one_kernel = true;
+  /// The ranks that the model is divided among (tensor_parallel.h); null: it is whole. Every rank makes the same calls of its
+  /// decoder. On the decoder's backend; outlives the decoder.
+  Communicator* communicator = nullptr;
 };
 
 /// Counts since the decoder was made.
@@ -104,11 +110,17 @@ class Decoder {
   ///   unsupported (a type).
   static Result<std::vector<std::string>> tensors(GpuBackend& backend, const ModelConfig& config, const WeightFile& file);
 
+  /// What a rank's store is to load: the same tensors, and of divided ones the rank's part. Null: as `tensors`.
+  /// Lifetime: the file outlives the plan. Errors: as `tensors` and `part_of_model`; unsupported (a quantised matrix whose blocks
+  ///   the ranks would cut).
+  static Result<WeightPlan> weight_plan(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
+                                        const Communicator* communicator);
+
   /// Makes a decoder of weights that were loaded from `file`. Matrices are put into the kernels' order in place: a store
   /// serves one decoder.
   /// Lifetime: backend and store outlive the decoder; the file may go.
-  /// Errors: as `tensors`; invalid_argument (the options); not_found (the backend lacks a kernel), unsupported (it has no decoder
-  ///   kernels), otherwise as `GpuBackend::alloc`. Everything is given back.
+  /// Errors: as `tensors` and `part_of_model`; invalid_argument (the options); not_found (the backend lacks a kernel), unsupported
+  ///   (it has no decoder kernels), otherwise as `GpuBackend::alloc`. Everything is given back.
   static Result<std::unique_ptr<Decoder>> create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
                                                  const WeightStore& weights, const DecoderOptions& options = {});
   Decoder(const Decoder&) = delete;
@@ -153,6 +165,7 @@ class Decoder {
   /// Errors: as `append`, but for internal; also invalid_argument (sizes differ), out_of_range (a target outside the vocabulary).
   Result<std::vector<RowScore>> append_scores(Sequence& sequence, std::span<const TokenId> ids, std::span<const TokenId> targets);
 
+  /// Of the whole model, also where a rank holds a part of it.
   const ModelConfig& config() const noexcept;
   /// Whether one kernel runs all layers for one token.
   bool has_one_kernel() const noexcept;

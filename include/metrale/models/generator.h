@@ -62,6 +62,8 @@ struct GenerateRequest {
   SamplerOptions sampling = {};
   /// Set to stop after the token, or the chunk of a long prompt, that is being computed. Outlives the call.
   const std::atomic<bool>* cancel = nullptr;
+  /// The same as a question, asked before each token and each chunk of a long prompt; may be empty.
+  std::function<bool()> cancelled = {};
 };
 
 struct GenerateStats {

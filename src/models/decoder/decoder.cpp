@@ -115,7 +115,7 @@ Result<> Decoder::Impl::run_chunk(Sequence& sequence, std::span<const TokenId> i
 
 Result<> Decoder::Impl::wait() {
   ++stats.waits;
-  return backend.synchronize(stream.handle());
+  return ranks ? ranks->synchronize(stream.handle()) : backend.synchronize(stream.handle());
 }
 
 Result<Decoder::Step> Decoder::Impl::run(Sequence& sequence, std::span<const TokenId> ids, StepOutput output) {

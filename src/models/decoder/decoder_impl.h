@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "metrale/bridges/communicator.h"
 #include "metrale/graph.h"
 #include "metrale/models/decoder.h"
 #include "metrale/pinned_buffer.h"
@@ -78,6 +79,17 @@ class DecoderGraphs final : public ModelResource {
   GpuBackend* backend_;
 };
 
+/// What the communicator took for the decoder's calls.
+class DecoderRanks final : public ModelResource {
+ public:
+  explicit DecoderRanks(Communicator* communicator) noexcept : communicator_(communicator) {}
+  std::string_view label() const noexcept override { return "collective staging"; }
+  Result<> release(GpuBackend&) override { return communicator_ ? communicator_->trim() : Result<>{}; }
+
+ private:
+  Communicator* communicator_;
+};
+
 /// The cache, which `reserve` replaces, under one address.
 class DecoderCache final : public ModelResource {
  public:
@@ -106,16 +118,22 @@ class DecoderStaging final : public ModelResource {
 struct Decoder::Impl {
   Impl(GpuBackend& b, const ModelConfig& c, const DecoderOptions& o)
       : backend(b),
+        whole(c),
         config(c),
         options(o),
+        ranks(o.communicator && o.communicator->size() > 1 ? o.communicator : nullptr),
+        ranks_staging(ranks),
         activation_regions(b, "activations"),
         staging(b),
         step_regions(b, "step inputs"),
         graphs(b) {}
 
   GpuBackend& backend;
-  ModelConfig config;
+  ModelConfig whole;
+  ModelConfig config;  ///< of this rank's part
   DecoderOptions options;
+  Communicator* ranks;  ///< null: the model is whole
+  DecoderRanks ranks_staging;
   DecoderStats stats;
 
   Stream stream;
@@ -141,6 +159,8 @@ struct Decoder::Impl {
   // decoder_setup.cpp
   Result<> check_options() const;
   Result<> allocate_activations();
+  /// Meets the other ranks for the first time, outside captures.
+  Result<> meet_ranks();
   Result<> drop_context();
   Result<> make_context(std::uint64_t tokens);
   /// Whether weights and cache are such as the kernel of all layers takes.
@@ -157,6 +177,8 @@ struct Decoder::Impl {
   Result<> attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
   Result<> linear_attention_layer(const models::LayerWeights& layer, std::uint32_t index, std::uint32_t m);
   Result<> mlp(const models::LayerWeights& layer, std::uint32_t m);
+  /// hidden += rows · weightᵀ + bias, over all ranks.
+  Result<> add_to_hidden(const models::Rows& rows, const models::Matrix& weight, DevicePtr bias);
   /// Logits of rows [first, first + count) of the chunk.
   Result<> head(std::uint32_t first, std::uint32_t count);
   /// The last row's logits and choice, copied to the host.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/release_log.h"
+#include "metrale/models/tensor_parallel.h"
 #include "models/decoder/decoder_impl.h"
 
 namespace metrale {
@@ -78,6 +79,16 @@ Result<> Decoder::Impl::allocate_activations() {
   return {};
 }
 
+Result<> Decoder::Impl::meet_ranks() {
+  const std::uint64_t most = std::uint64_t{options.chunk_tokens} * config.hidden_size;
+  // In place: what a call reads and writes is twice its memory.
+  METRALE_TRY(ranks->prepare(stream.handle(), 2 * most * sizeof(float)));
+  METRALE_TRY(ops->clear(act.hidden, most * sizeof(float)));
+  for (const std::uint64_t count : {std::uint64_t{config.hidden_size}, most})
+    METRALE_TRY(ops->all_reduce(*ranks, act.hidden, count));
+  return ranks->synchronize(stream.handle());
+}
+
 Result<> Decoder::Impl::drop_context() {
   context_tokens = 0;
   METRALE_TRY(graphs.release(backend));
@@ -88,7 +99,7 @@ Result<> Decoder::Impl::drop_context() {
 }
 
 bool Decoder::Impl::suits_one_kernel() const {
-  if (!options.one_kernel || options.precision != Precision::fast || options.kv_type != DType::bf16) return false;
+  if (!options.one_kernel || ranks || options.precision != Precision::fast || options.kv_type != DType::bf16) return false;
   const auto suits = [](const models::Matrix& m) { return m.dtype == DType::bf16 && m.ptr.address % 16 == 0; };
   return suits(weights->embedding) && std::ranges::all_of(weights->layers, [&](const models::LayerWeights& l) {
            const models::AttentionWeights& a = l.attention;
@@ -194,6 +205,7 @@ Decoder::~Decoder() {
   check(d.activation_regions.release(d.backend));
   check(d.staging.release(d.backend));
   if (d.weights) check(d.weights->release(d.backend));
+  check(d.ranks_staging.release(d.backend));
 }
 
 Result<std::vector<std::string>> Decoder::tensors(GpuBackend& backend, const ModelConfig& config, const WeightFile& file) {
@@ -201,20 +213,41 @@ Result<std::vector<std::string>> Decoder::tensors(GpuBackend& backend, const Mod
   return METRALE_TRY(ModelWeights::create(backend, config, file, *plans))->names();
 }
 
+namespace {
+
+models::Part part_for(const Communicator* communicator) {
+  return communicator ? models::Part{communicator->rank(), communicator->size()} : models::Part{};
+}
+
+}  // namespace
+
+Result<WeightPlan> Decoder::weight_plan(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
+                                        const Communicator* communicator) {
+  const auto plans = METRALE_TRY(models::launch_plans(backend));
+  const models::Part part = part_for(communicator);
+  const ModelConfig shape = METRALE_TRY(part_of_model(config, part.ranks));
+  return METRALE_TRY(ModelWeights::create(backend, shape, file, *plans, part))->load_plan(file);
+}
+
 Result<std::unique_ptr<Decoder>> Decoder::create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
                                                  const WeightStore& weights, const DecoderOptions& options) {
   std::unique_ptr<Decoder> decoder(new Decoder(std::make_unique<Impl>(backend, config, options)));
   Impl& d = *decoder->impl_;
   METRALE_TRY(d.check_options());
+  if (options.communicator && &options.communicator->backend() != &backend)
+    return Error(Errc::invalid_argument, "the decoder's communicator was made on another backend; make it on the decoder's own");
+  const models::Part part = part_for(options.communicator);
+  d.config = METRALE_TRY(part_of_model(config, part.ranks));
   d.slot_taken.resize(options.max_sequences);
   d.stream = METRALE_TRY(Stream::create(backend));
   d.ops = METRALE_TRY(Ops::create(backend, d.stream.handle(), {options.precision, options.dependent_launch}));
   if (options.tokens_per_replay == 0) d.options.tokens_per_replay = d.ops->plans().default_tokens_per_replay();
   if (!options.kv_type) d.options.kv_type = d.ops->plans().default_kv_type(options.precision);
-  d.weights = METRALE_TRY(ModelWeights::create(backend, config, file, d.ops->plans()));
+  d.weights = METRALE_TRY(ModelWeights::create(backend, d.config, file, d.ops->plans(), part));
   METRALE_TRY(d.weights->bind(weights, file, *d.ops));
   if (d.suits_one_kernel()) METRALE_TRY(d.ops->find_layers(config));
   METRALE_TRY(d.allocate_activations());
+  if (d.ranks) METRALE_TRY(d.meet_ranks());
   if (options.context_tokens != 0) METRALE_TRY(decoder->reserve(options.context_tokens));
   return decoder;
 }
@@ -240,6 +273,7 @@ Result<> Decoder::reserve(std::uint64_t tokens) {
 
 void Decoder::add_to(Teardown& teardown) {
   Impl& d = *impl_;
+  if (d.ranks) teardown.add(d.ranks_staging);
   if (d.weights) teardown.add(*d.weights);
   teardown.add(d.activation_regions);
   teardown.add(d.staging);
@@ -248,7 +282,7 @@ void Decoder::add_to(Teardown& teardown) {
   teardown.add(d.graphs);
 }
 
-const ModelConfig& Decoder::config() const noexcept { return impl_->config; }
+const ModelConfig& Decoder::config() const noexcept { return impl_->whole; }
 const DecoderOptions& Decoder::options() const noexcept { return impl_->options; }
 bool Decoder::has_one_kernel() const noexcept { return static_cast<bool>(impl_->act.exchange); }
 const DecoderStats& Decoder::stats() const noexcept { return impl_->stats; }

@@ -98,8 +98,7 @@ Result<> Decoder::Impl::attention_layer(const LayerWeights& layer, std::uint32_t
                              .scale = scale,
                              .cache = layout}));
   }
-  const Product output{&w.o, w.o_bias, act.hidden, act.hidden};
-  return ops->linear({act.mixed, m, config.query_dim(), {}, 0}, {&output, 1});
+  return add_to_hidden({act.mixed, m, config.query_dim(), {}, 0}, w.o, w.o_bias);
 }
 
 Result<> Decoder::Impl::linear_attention_layer(const LayerWeights& layer, std::uint32_t index, std::uint32_t m) {
@@ -121,15 +120,22 @@ Result<> Decoder::Impl::linear_attention_layer(const LayerWeights& layer, std::u
                           .ld_z = c.value_dim(),
                           .ld_ab = c.num_value_heads,
                           .norm_eps = config.rms_norm_eps}));
-  const Product output{&w.out, {}, act.hidden, act.hidden};
-  return ops->linear({act.mixed, m, c.value_dim(), {}, 0}, {&output, 1});
+  return add_to_hidden({act.mixed, m, c.value_dim(), {}, 0}, w.out, {});
 }
 
 Result<> Decoder::Impl::mlp(const LayerWeights& layer, std::uint32_t m) {
   METRALE_TRY(
       ops->swiglu({act.hidden, m, config.hidden_size, layer.post_norm, config.rms_norm_eps}, layer.gate, layer.up, act.mlp));
-  const Product output{&layer.down, {}, act.hidden, act.hidden};
-  return ops->linear({act.mlp, m, config.intermediate_size, {}, 0}, {&output, 1});
+  return add_to_hidden({act.mlp, m, config.intermediate_size, {}, 0}, layer.down, {});
+}
+
+Result<> Decoder::Impl::add_to_hidden(const models::Rows& rows, const models::Matrix& weight, DevicePtr bias) {
+  // What is there and the bias count once: one rank brings them.
+  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const Product output{&weight, first ? bias : DevicePtr{}, first ? act.hidden : DevicePtr{}, act.hidden};
+  METRALE_TRY(ops->linear(rows, {&output, 1}));
+  if (ranks == nullptr) return {};
+  return ops->all_reduce(*ranks, act.hidden, std::uint64_t{rows.m} * config.hidden_size);
 }
 
 Result<> Decoder::Impl::head(std::uint32_t first, std::uint32_t count) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <optional>
 
 #include "core/release_log.h"
 #include "core/text.h"
@@ -19,14 +21,14 @@ constexpr std::string_view kFrequencyFactors = "rope_freqs.weight";
 
 }  // namespace
 
-void ModelWeights::matrix(std::string name, std::uint32_t n, std::uint32_t k, Matrix& to) {
+void ModelWeights::matrix(std::string name, std::uint32_t n, std::uint32_t k, Matrix& to, Cut cut) {
   to.n = n;
   to.k = k;
-  matrices_.push_back({std::move(name), &to});
+  matrices_.push_back({std::move(name), &to, cut});
 }
 
-void ModelWeights::vector(std::string name, std::uint32_t n, WidenOp op, DevicePtr& to) {
-  vectors_.push_back({std::move(name), {.rows = 1, .cols = n, .op = op}, &to});
+void ModelWeights::vector(std::string name, std::uint32_t n, WidenOp op, DevicePtr& to, Cut cut) {
+  vectors_.push_back({std::move(name), {.rows = 1, .cols = n, .op = op}, &to, cut});
 }
 
 void ModelWeights::list_attention(const std::string& prefix, LayerWeights& layer) {
@@ -38,14 +40,14 @@ void ModelWeights::list_attention(const std::string& prefix, LayerWeights& layer
   AttentionWeights& a = layer.attention;
   const std::uint32_t h = config_.hidden_size;
   const std::uint32_t q_rows = hybrid ? 2 * config_.query_dim() : config_.query_dim();
-  matrix(name("q_proj.weight", "q.weight"), q_rows, h, a.q);
-  matrix(name("k_proj.weight", "k.weight"), config_.kv_dim(), h, a.k);
-  matrix(name("v_proj.weight", "v.weight"), config_.kv_dim(), h, a.v);
-  matrix(name("o_proj.weight", "output.weight"), h, config_.query_dim(), a.o);
+  matrix(name("q_proj.weight", "q.weight"), q_rows, h, a.q, Cut::rows);
+  matrix(name("k_proj.weight", "k.weight"), config_.kv_dim(), h, a.k, Cut::rows);
+  matrix(name("v_proj.weight", "v.weight"), config_.kv_dim(), h, a.v, Cut::rows);
+  matrix(name("o_proj.weight", "output.weight"), h, config_.query_dim(), a.o, Cut::cols);
   if (config_.attention_bias) {
-    vector(name("q_proj.bias", "q.bias"), q_rows, WidenOp::copy, a.q_bias);
-    vector(name("k_proj.bias", "k.bias"), config_.kv_dim(), WidenOp::copy, a.k_bias);
-    vector(name("v_proj.bias", "v.bias"), config_.kv_dim(), WidenOp::copy, a.v_bias);
+    vector(name("q_proj.bias", "q.bias"), q_rows, WidenOp::copy, a.q_bias, Cut::cols);
+    vector(name("k_proj.bias", "k.bias"), config_.kv_dim(), WidenOp::copy, a.k_bias, Cut::cols);
+    vector(name("v_proj.bias", "v.bias"), config_.kv_dim(), WidenOp::copy, a.v_bias, Cut::cols);
     vector(name("o_proj.bias", "output.bias"), h, WidenOp::copy, a.o_bias);
   }
   if (hybrid) {
@@ -92,9 +94,9 @@ void ModelWeights::list_layer(std::uint32_t index) {
   } else {
     list_linear_attention(prefix, layer);
   }
-  matrix(prefix + (gguf ? "ffn_gate.weight" : "mlp.gate_proj.weight"), config_.intermediate_size, h, layer.gate);
-  matrix(prefix + (gguf ? "ffn_up.weight" : "mlp.up_proj.weight"), config_.intermediate_size, h, layer.up);
-  matrix(prefix + (gguf ? "ffn_down.weight" : "mlp.down_proj.weight"), h, config_.intermediate_size, layer.down);
+  matrix(prefix + (gguf ? "ffn_gate.weight" : "mlp.gate_proj.weight"), config_.intermediate_size, h, layer.gate, Cut::rows);
+  matrix(prefix + (gguf ? "ffn_up.weight" : "mlp.up_proj.weight"), config_.intermediate_size, h, layer.up, Cut::rows);
+  matrix(prefix + (gguf ? "ffn_down.weight" : "mlp.down_proj.weight"), h, config_.intermediate_size, layer.down, Cut::cols);
 }
 
 void ModelWeights::list() {
@@ -111,7 +113,7 @@ void ModelWeights::list() {
 }
 
 std::vector<TensorWant> ModelWeights::wanted(const ModelConfig& config) {
-  ModelWeights weights(nullptr, config);
+  ModelWeights weights(nullptr, config, {});
   weights.list();
   std::vector<TensorWant> wants;
   for (const MatrixWant& want : weights.matrices_) wants.push_back({want.name, {want.to->n, want.to->k}});
@@ -125,7 +127,7 @@ std::vector<TensorWant> ModelWeights::wanted(const ModelConfig& config) {
 Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
   for (MatrixWant& want : matrices_) {
     const TensorInfo& tensor = *METRALE_TRY(file.get(want.name));
-    const std::vector<std::uint64_t> shape{want.to->n, want.to->k};
+    const std::vector<std::uint64_t> shape{whole(want.to->n, want.cut == Cut::rows), whole(want.to->k, want.cut == Cut::cols)};
     if (tensor.shape != shape) {
       return Error(Errc::bad_format, fmt::format("{}: tensor {} is {}, and the configuration makes it {}", file.path().string(),
                                                  want.name, shape_text(tensor.shape), shape_text(shape)));
@@ -135,6 +137,12 @@ Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
                                                   file.path().string(), want.name, detail::quote(tensor.type_name)));
     }
     want.to->dtype = *tensor.dtype;
+    if (const DTypeFacts& facts = dtype_facts(*tensor.dtype); want.to->k % facts.block_elements != 0) {
+      return Error(Errc::unsupported,
+                   fmt::format("{}: tensor {} has {} columns for each of {} ranks, and {} stores blocks of {}: take "
+                               "fewer ranks",
+                               file.path().string(), want.name, want.to->k, part_.ranks, facts.name, facts.block_elements));
+    }
   }
   for (VectorWant& want : vectors_) {
     const TensorInfo& tensor = *METRALE_TRY(file.get(want.name));
@@ -143,7 +151,7 @@ Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
     for (const std::uint64_t d : tensor.shape) {
       if (d != 1 || tensor.shape.size() == 1) dims.push_back(d);
     }
-    std::vector<std::uint64_t> shape{want.params.cols};
+    std::vector<std::uint64_t> shape{whole(want.params.cols, want.cut != Cut::none)};
     if (want.params.rows != 1) shape.insert(shape.begin(), want.params.rows);
     std::erase_if(shape, [&](std::uint64_t d) { return d == 1 && shape.size() > 1; });
     if (dims != shape) {
@@ -171,11 +179,11 @@ Result<> ModelWeights::check(const WeightFile& file, const LaunchPlans& plans) {
 }
 
 Result<std::unique_ptr<ModelWeights>> ModelWeights::create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
-                                                           const LaunchPlans& plans) {
+                                                           const LaunchPlans& plans, const Part& part) {
   if (config.mlp_bias) {
     return Error(Errc::unsupported, fmt::format("{}: mlp_bias is true, and the MLP kernels add no bias", file.path().string()));
   }
-  std::unique_ptr<ModelWeights> weights(new ModelWeights(&backend, config));
+  std::unique_ptr<ModelWeights> weights(new ModelWeights(&backend, config, part));
   weights->list();
   METRALE_TRY(weights->check(file, plans));
   return weights;
@@ -186,6 +194,24 @@ std::vector<std::string> ModelWeights::names() const {
   for (const MatrixWant& want : matrices_) names.push_back(want.name);
   for (const VectorWant& want : vectors_) names.push_back(want.name);
   return names;
+}
+
+Result<WeightPlan> ModelWeights::load_plan(const WeightFile& file) const {
+  if (part_.ranks == 1) return WeightPlan::create(file, names());
+  std::map<std::string_view, std::optional<TensorSlice>> wants;
+  const auto part = [&](Cut cut, std::uint64_t rows, std::uint64_t cols) -> std::optional<TensorSlice> {
+    if (cut == Cut::none) return std::nullopt;
+    return TensorSlice{cut == Cut::rows ? part_.rank * rows : 0, rows, cut == Cut::cols ? part_.rank * cols : 0, cols};
+  };
+  for (const MatrixWant& want : matrices_) wants[want.name] = part(want.cut, want.to->n, want.to->k);
+  for (const VectorWant& want : vectors_) wants[want.name] = part(want.cut, 1, want.params.cols);
+  return WeightPlan::create(file, [&](const TensorInfo& tensor) {
+    TensorChoice choice;
+    const auto want = wants.find(tensor.name);
+    choice.use = want == wants.end() ? TensorUse::skip : TensorUse::load;
+    if (want != wants.end()) choice.slice = want->second;
+    return choice;
+  });
 }
 
 ModelWeights::~ModelWeights() {

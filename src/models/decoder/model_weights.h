@@ -17,6 +17,7 @@
 #include "metrale/models/model_config.h"
 #include "metrale/result.h"
 #include "metrale/weight_file.h"
+#include "metrale/weight_plan.h"
 #include "metrale/weight_store.h"
 #include "models/decoder/ops.h"
 
@@ -44,6 +45,12 @@ struct LayerWeights {
   Matrix gate, up, down;
 };
 
+/// Which part of a divided model.
+struct Part {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;
+};
+
 /// A tensor that a decoder needs.
 struct TensorWant {
   std::string name;
@@ -53,11 +60,11 @@ struct TensorWant {
 class ModelWeights final : public ModelResource {
  public:
   /// Decides which tensors `config` needs and checks that `file` has each, in the shape that the configuration says and of a type
-  /// that the kernels take. Loads nothing.
+  /// that the kernels take. `config` is the part's shape. Loads nothing.
   /// Errors: not_found (a tensor is missing: names it and the nearest), bad_format (wrong shape: both shapes),
   ///   unsupported (its type).
   static Result<std::unique_ptr<ModelWeights>> create(GpuBackend& backend, const ModelConfig& config, const WeightFile& file,
-                                                      const LaunchPlans& plans);
+                                                      const LaunchPlans& plans, const Part& part = {});
   ~ModelWeights() override;
 
   /// Every tensor that a decoder of `config` needs, matrices first.
@@ -65,6 +72,8 @@ class ModelWeights final : public ModelResource {
 
   /// Names of every tensor that a decoder needs.
   std::vector<std::string> names() const;
+  /// What is to be loaded, slices of a part included. Errors: as `WeightPlan::create`.
+  Result<WeightPlan> load_plan(const WeightFile& file) const;
   /// Finds every tensor in `store`, which was loaded from the same file, widens the vectors and packs the matrices in place.
   /// Returns when done.
   Result<> bind(const WeightStore& store, const WeightFile& file, Ops& ops);
@@ -79,28 +88,36 @@ class ModelWeights final : public ModelResource {
   Result<> release(GpuBackend& backend) override;
 
  private:
+  /// How a tensor is divided: by rows, columns, or not at all.
+  enum class Cut : std::uint8_t { none, rows, cols };
   struct MatrixWant {
     std::string name;
     Matrix* to;
+    Cut cut = Cut::none;
   };
   struct VectorWant {
     std::string name;
     WidenParams params;
     DevicePtr* to;
+    Cut cut = Cut::none;
   };
 
-  ModelWeights(GpuBackend* backend, const ModelConfig& config) : backend_(backend), config_(config) {}
+  ModelWeights(GpuBackend* backend, const ModelConfig& config, const Part& part)
+      : backend_(backend), config_(config), part_(part) {}
   void list();
   void list_layer(std::uint32_t index);
   void list_attention(const std::string& prefix, LayerWeights& layer);
   void list_linear_attention(const std::string& prefix, LayerWeights& layer);
-  void matrix(std::string name, std::uint32_t n, std::uint32_t k, Matrix& to);
-  void vector(std::string name, std::uint32_t n, WidenOp op, DevicePtr& to);
+  void matrix(std::string name, std::uint32_t n, std::uint32_t k, Matrix& to, Cut cut = Cut::none);
+  void vector(std::string name, std::uint32_t n, WidenOp op, DevicePtr& to, Cut cut = Cut::none);
+  /// The whole tensor's size where the part's is `size`.
+  std::uint64_t whole(std::uint64_t size, bool is_cut) const noexcept { return is_cut ? size * part_.ranks : size; }
   Result<> check(const WeightFile& file, const LaunchPlans& plans);
   Result<std::vector<float>> rotary_frequencies(const WeightFile& file) const;
 
   GpuBackend* backend_;
   ModelConfig config_;
+  Part part_;
   std::vector<MatrixWant> matrices_;
   std::vector<VectorWant> vectors_;
   DevicePtr arena_;

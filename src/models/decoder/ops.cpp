@@ -115,6 +115,11 @@ Result<> Ops::clear(DevicePtr to, std::uint64_t bytes) {
   return backend_->memset_async(to, 0, bytes, stream_);
 }
 
+Result<> Ops::all_reduce(Communicator& ranks, DevicePtr values, std::uint64_t count) {
+  after_kernel_ = false;
+  return ranks.all_reduce(values, values, count, DType::f32, stream_);
+}
+
 Result<> Ops::repack(Matrix& weight) {
   if (!plans_->can_repack(weight.dtype, weight.k)) return {};
   const RepackParams params{weight.n, weight.k, static_cast<std::uint32_t>(weight.dtype)};

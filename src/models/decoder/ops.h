@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "metrale/backend.h"
+#include "metrale/bridges/communicator.h"
 #include "metrale/models/decoder_kernels.h"
 #include "metrale/models/matmul_kernels.h"
 #include "metrale/models/model_config.h"
@@ -70,6 +71,8 @@ class Ops {
   Result<> copy_h2d_retained(DevicePtr to, std::span<const std::byte> from);
   Result<> copy_d2h(std::span<std::byte> to, DevicePtr from);
   Result<> clear(DevicePtr to, std::uint64_t bytes);
+  /// `values` become their sums over all ranks, f32.
+  Result<> all_reduce(Communicator& ranks, DevicePtr values, std::uint64_t count);
 
   /// Begins another step of the same capture: its first kernel waits for the end of all before, since kernels read the step's
   /// inputs and states ahead of their own wait.

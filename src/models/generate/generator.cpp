@@ -89,10 +89,10 @@ Result<> Generator::load_files(const std::filesystem::path& path) {
     why_no_chat_ = chat.error().message();
   }
 
-  const std::vector<std::string> names = METRALE_TRY(Decoder::tensors(*backend_, config_, *file));
+  const WeightPlan plan = METRALE_TRY(Decoder::weight_plan(*backend_, config_, *file, options_.decoder.communicator));
   teardown_ = std::make_unique<Teardown>(*backend_, options_.extent);
   const Clock::time_point start = Clock::now();
-  weights_ = METRALE_TRY(WeightStore::load(*backend_, *file, names));
+  weights_ = METRALE_TRY(WeightStore::load(*backend_, *file, plan));
   teardown_->add(*weights_);
   load_stats_.weight_seconds = seconds_since(start);
   load_stats_.weight_bytes = weights_->size_bytes();
@@ -179,7 +179,10 @@ Result<Generation> Generator::generate(std::span<const TokenId> prompt, const Ge
     out.text += piece;
     if (on_text) on_text(piece);
   };
-  const auto cancelled = [&] { return request.cancel && request.cancel->load(std::memory_order_relaxed); };
+  const auto cancelled = [&] {
+    if (request.cancelled && request.cancelled()) return true;
+    return request.cancel && request.cancel->load(std::memory_order_relaxed);
+  };
 
   Sequence sequence = METRALE_TRY(decoder_->start());
   const auto of_this_model = [&](Error error) {

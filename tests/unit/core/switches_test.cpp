@@ -39,8 +39,9 @@ TEST(SwitchesTest, EmptyEnvironmentGivesTheDefaults) {
   EXPECT_EQ(s.host_isa, "");
   EXPECT_EQ(s.host_threads, 0u);
   EXPECT_EQ(s.kernel_path, "");
+  EXPECT_EQ(s.rendezvous, "");
   EXPECT_EQ(s.cuda_device, 0u);
-  EXPECT_EQ(parsed.report.size(), 13u);
+  EXPECT_EQ(parsed.report.size(), 14u);
   for (const SwitchReport& r : parsed.report) {
     EXPECT_EQ(r.source, "default") << r.name;
     EXPECT_FALSE(r.summary.empty());
@@ -61,7 +62,8 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
                                                                        {"METRALE_HOST_ISA", "avx2"},
                                                                        {"METRALE_HOST_THREADS", "3"},
                                                                        {"METRALE_CUDA_DEVICE", "1"},
-                                                                       {"METRALE_KERNEL_PATH", "my/kernels"}}));
+                                                                       {"METRALE_KERNEL_PATH", "my/kernels"},
+                                                                       {"METRALE_RENDEZVOUS", "file:///shared/id"}}));
   const Switches& s = parsed.values;
   EXPECT_EQ(s.redzone_bytes, 112u) << "rounded up to 16";
   EXPECT_EQ(s.redzone_fill, 171);
@@ -72,6 +74,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
   EXPECT_EQ(s.host_threads, 3u);
   EXPECT_EQ(s.cuda_device, 1u);
   EXPECT_EQ(s.kernel_path, "my/kernels");
+  EXPECT_EQ(s.rendezvous, "file:///shared/id");
   for (const SwitchReport& r : parsed.report) EXPECT_EQ(r.source, "environment") << r.name;
   EXPECT_EQ(row(parsed, "METRALE_REDZONE").value, "112");
   EXPECT_EQ(row(parsed, "METRALE_UNCHECKED").value, "on");
@@ -100,7 +103,7 @@ TEST(SwitchesTest, ProcessReportListsEverySwitchOnce) {
   std::set<std::string_view> names;
   for (const SwitchReport& r : switch_report()) names.insert(r.name);
   EXPECT_EQ(names.size(), switch_report().size());
-  EXPECT_EQ(names.size(), 15u);
+  EXPECT_EQ(names.size(), 16u);
   EXPECT_TRUE(names.contains("METRALE_HERMETIC") && names.contains("METRALE_SSM_TAIL_MIDCHUNK"));
 }
 
