@@ -20,6 +20,7 @@
 #include "metrale/bridges/cutlass.h"
 #include "metrale/bridges/flashinfer.h"
 #include "metrale/bridges/in_process.h"
+#include "metrale/bridges/nccl.h"
 #include "metrale/bridges/rendezvous.h"
 #include "metrale/byte_source.h"
 #include "metrale/capabilities.h"

@@ -25,8 +25,8 @@ struct ProcessPlace {
   std::uint32_t size = 1;
   std::uint32_t local_rank = 0;  ///< Among those of its machine: which device it takes.
   /// Where to meet: "tcp://host:port", on which rank 0 listens, or "file:///path" on a disk that all see. Empty: nowhere.
-  std::string meeting;
-  std::string_view source;  ///< "torchrun" (RANK), "mpi" (OMPI_COMM_WORLD_RANK).
+  std::string meeting = {};
+  std::string_view source = {};  ///< "torchrun" (RANK), "mpi" (OMPI_COMM_WORLD_RANK).
 };
 
 /// Most processes of one start.
