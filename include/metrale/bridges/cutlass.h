@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bridge to CUTLASS: matrix products of a token batch with the weights of one layer (dense) or of its experts (grouped), in bf16
-// and in FP8 with block scales, and the packing of NVFP4. `Bridge::create` gives the object for one backend, which must outlive it.
-// Any thread may call; calls for one stream come from one thread at a time.
+// The bridge to CUTLASS: matrix products of a token batch with the weights of one layer (dense) or of its experts (grouped), in
+// bf16 and in FP8 with block scales. `Bridge::create` gives the object for one backend, which must outlive it. Any thread may call;
+// calls for one stream come from one thread at a time.
 //
 // All products are out[m, n] = alpha · act[m, k] · weight[n, k]ᵀ, row-major, added up in float32, rounded once to bf16.
 #pragma once
@@ -72,25 +72,25 @@ struct GroupedCall {
   DevicePtr out;              ///< [rows, n] bf16; overlaps no input.
   DevicePtr act_scales;       ///< fp8_block: [tokens, ceil(k / 128)] float32. Otherwise null.
   DevicePtr weight_scales;    ///< fp8_block: [experts, ceil(n / 128), ceil(k / 128)] float32. Otherwise null.
-  /// [rows] int32: the token that each row reads, which costs nothing of its own. Null: row i reads token i. A token that does not
-  /// exist reads as zeros.
+  /// [rows] int32: the token that each row reads; no copy is made. Null: row i reads token i. A token that does not exist reads as
+  /// zeros.
   DevicePtr row_index;
-  /// [experts + 1] int32 on the device, so that a graph replays with other sizes. Not checked: an offset below the one before it, or
-  /// above `rows`, is taken as that bound, and nothing outside `out` is written.
+  /// [experts + 1] int32 on the device, so that a graph replays with other sizes. Not checked: an offset below the one before it,
+  /// or above `rows`, is taken as that bound, and nothing outside `out` is written.
   DevicePtr offsets;
-  /// Instead of `offsets`, and checked: experts + 1 values, the first 0, none below the one before it, the last at most `rows`. Read
-  /// during the call; a graph keeps them.
+  /// Instead of `offsets`, and checked: experts + 1 values, the first 0, none below the one before it, the last at most `rows`.
+  /// Read during the call; a graph keeps them.
   std::span<const std::int32_t> host_offsets;
   std::uint64_t act_stride = 0;  ///< Elements from row to row; 0: packed.
   std::uint64_t out_stride = 0;  ///< Elements from row to row; 0: packed.
   float alpha = 1;
 };
 
-/// Whether the call can be made at all: shapes, alignment, strides, sizes that fit. Needs no device and looks at no memory.
+/// Whether the call can be made at all: shapes, alignment, strides, sizes that fit. Needs no device and reads no memory.
 /// Errors: invalid_argument, with what to change.
 Result<> check(const DenseCall& call, std::source_location site = std::source_location::current());
 Result<> check(const GroupedCall& call, std::source_location site = std::source_location::current());
-/// Whether `offsets` are those of `experts` experts over at most `rows` rows. Errors: invalid_argument, naming the first that is not.
+/// Whether `offsets` are those of `experts` experts over at most `rows` rows. Errors: invalid_argument, naming the first bad one.
 Result<> check_offsets(std::span<const std::int32_t> offsets, std::uint32_t experts, std::uint32_t rows,
                        std::source_location site = std::source_location::current());
 

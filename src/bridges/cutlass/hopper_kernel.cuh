@@ -4,9 +4,9 @@
 // warpgroup that loads and two that multiply. Rows of activations come by cp.async, each from where its index says, so that a
 // gather costs nothing of its own; boxes of weights come by TMA. Group sizes are read on the device by each block.
 //
-// Scheduling: the tiles of all groups are numbered in the order of groups, then rows, then columns, and a block takes the next when it
-// has done one. Blocks that run together share rows and weights, which the L2 cache holds. A tile of up to 64 rows leaves the second
-// warpgroup idle, so rows are padded to 64.
+// Scheduling: the tiles of all groups are numbered in the order of groups, then rows, then columns, and a block takes the next when
+// it has done one. Blocks that run together share rows and weights, which the L2 cache holds. A tile of up to 64 rows leaves the
+// second warpgroup idle, so rows are padded to 64.
 #pragma once
 
 #include <cuda.h>
@@ -148,8 +148,8 @@ __device__ HopperTile find_tile(const HopperArguments& p, const Shared& shared, 
           .column = local % p.column_tiles * kColumns};
 }
 
-/// What hands tiles out: the first loading warp. A slot is filled while the tile before it is loaded, so that neither the choice nor
-/// the tokens of its rows are waited for.
+/// What hands tiles out: the first loading warp. A slot is filled while the tile before it is loaded, so that neither the choice
+/// nor the tokens of its rows are waited for.
 template <int kColumns, class Shared>
 class Handout {
  public:
