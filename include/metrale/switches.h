@@ -26,8 +26,9 @@ struct Switches {
   std::string host_isa;                            ///< METRALE_HOST_ISA=generic|avx2|avx512|amx: cap on host instructions.
   std::uint32_t host_threads = 0;                  ///< METRALE_HOST_THREADS: threads of the host backend; 0: one a core.
   std::uint32_t cuda_device = 0;                   ///< METRALE_CUDA_DEVICE: the device that "cuda" means, as the driver counts.
-  std::string kernel_path;  ///< METRALE_KERNEL_PATH: folder of CUDA modules that replace or add to those built in.
-  std::string rendezvous;   ///< METRALE_RENDEZVOUS=tcp://host:port|file:///path: where processes of one start meet (rendezvous.h).
+  std::string kernel_path;     ///< METRALE_KERNEL_PATH: folder of CUDA modules that replace or add to those built in.
+  std::string cublaslt_cache;  ///< METRALE_CUBLASLT_CACHE: folder of the algorithms that the cuBLASLt bridge has measured.
+  std::string rendezvous;  ///< METRALE_RENDEZVOUS=tcp://host:port|file:///path: where processes of one start meet (rendezvous.h).
 };
 
 /// The environment as it was at the first call.

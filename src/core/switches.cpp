@@ -98,6 +98,12 @@ constexpr std::array kRows{
           return !text.empty();
         },
         [](const Switches& s) { return s.kernel_path.empty() ? std::string("none") : s.kernel_path; }},
+    Row{"METRALE_CUBLASLT_CACHE", "folder where the cuBLASLt bridge keeps measured algorithms",
+        [](Switches& s, std::string_view text) {
+          s.cublaslt_cache = text;
+          return !text.empty();
+        },
+        [](const Switches& s) { return s.cublaslt_cache.empty() ? std::string("none") : s.cublaslt_cache; }},
     Row{"METRALE_RENDEZVOUS", "where processes that were started together meet",
         [](Switches& s, std::string_view text) {
           s.rendezvous = text;

@@ -39,9 +39,10 @@ TEST(SwitchesTest, EmptyEnvironmentGivesTheDefaults) {
   EXPECT_EQ(s.host_isa, "");
   EXPECT_EQ(s.host_threads, 0u);
   EXPECT_EQ(s.kernel_path, "");
+  EXPECT_EQ(s.cublaslt_cache, "");
   EXPECT_EQ(s.rendezvous, "");
   EXPECT_EQ(s.cuda_device, 0u);
-  EXPECT_EQ(parsed.report.size(), 14u);
+  EXPECT_EQ(parsed.report.size(), 15u);
   for (const SwitchReport& r : parsed.report) {
     EXPECT_EQ(r.source, "default") << r.name;
     EXPECT_FALSE(r.summary.empty());
@@ -63,6 +64,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
                                                                        {"METRALE_HOST_THREADS", "3"},
                                                                        {"METRALE_CUDA_DEVICE", "1"},
                                                                        {"METRALE_KERNEL_PATH", "my/kernels"},
+                                                                       {"METRALE_CUBLASLT_CACHE", "my/algorithms"},
                                                                        {"METRALE_RENDEZVOUS", "file:///shared/id"}}));
   const Switches& s = parsed.values;
   EXPECT_EQ(s.redzone_bytes, 112u) << "rounded up to 16";
@@ -74,6 +76,7 @@ TEST(SwitchesTest, EachSwitchReadsItsVariable) {
   EXPECT_EQ(s.host_threads, 3u);
   EXPECT_EQ(s.cuda_device, 1u);
   EXPECT_EQ(s.kernel_path, "my/kernels");
+  EXPECT_EQ(s.cublaslt_cache, "my/algorithms");
   EXPECT_EQ(s.rendezvous, "file:///shared/id");
   for (const SwitchReport& r : parsed.report) EXPECT_EQ(r.source, "environment") << r.name;
   EXPECT_EQ(row(parsed, "METRALE_REDZONE").value, "112");
