@@ -197,7 +197,17 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
   float* squares = sums + threads / kWarp * (2 * kPitch);
   u32& end = reinterpret_cast<u32*>(squares + threads / kWarp)[threadIdx.y];
   sums += threadIdx.y * (team / kWarp) * (2 * kPitch);
-  if (call.norm && norm_ahead) {
+  // Where a thread has few quads of x and the norm, these stay in its registers until they are multiplied.
+  constexpr u32 kMine = C::kPacked ? 1 : 4;
+  const bool in_registers = !C::kPacked && call.norm && quads <= kMine * threads;
+  float4 norms[kMine];
+  if (in_registers) {
+#pragma unroll
+    for (u32 i = 0; i < kMine; ++i) {
+      const u32 f = thread + i * threads;
+      norms[i] = norm_quad(call, f < quads ? f : 0);
+    }
+  } else if (call.norm && norm_ahead) {
 #pragma unroll 1
     for (u32 f = thread; f < quads; f += threads) xs[slots + f] = norm_quad(call, f);
   }
@@ -212,25 +222,55 @@ __device__ __forceinline__ void one_row(const Call& call, std::byte* shared) {
 
   // ---- x: whole lines of it, since all blocks ask for the same at the same time ----
   wait_for_predecessor();
-#pragma unroll 1
-  for (u32 f = thread; f < quads; f += threads)
-    copy16_async(shared_address(xs + staged_quad(f)), static_cast<const float4*>(call.x) + f);
-  commit_copies();
-  if (writes && call.residual) early += __ldcg(call.residual + early_row);
+  const auto load_rest = [&] METRALE_INLINE {
+    if constexpr (kBefore < rows) {
+      if (count <= kBefore / kMatrices) return;  // this branch also keeps the compiler from moving x behind these rows
 #pragma unroll
-  for (u32 r = kBefore; r < rows; ++r) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count);
-  wait_copies<0>();
-  if (call.norm) {
-    float sum = 0;
-#pragma unroll 1
-    for (u32 f = thread; f < quads; f += threads) {
-      float4& slot = xs[staged_quad(f)];
-      const float4 v = slot, g = norm_ahead ? xs[slots + f] : norm_quad(call, f);
-      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-      slot = {v.x * g.x, v.y * g.y, v.z * g.z, v.w * g.w};
+      for (u32 r = kBefore; r < rows; ++r) C::load(w[r], source[r % kMatrices], r / kMatrices, place(0), r / kMatrices < count);
     }
+  };
+  const auto put_square = [&](float sum) METRALE_INLINE {
     sum = warp_sum(sum);
     if (lane == 0) squares[thread / kWarp] = sum;
+  };
+  if (in_registers) {
+    float4 v[kMine];
+#pragma unroll
+    for (u32 i = 0; i < kMine; ++i) {
+      const u32 f = thread + i * threads;
+      v[i] = {0, 0, 0, 0};
+      if (f < quads) v[i] = __ldcg(static_cast<const float4*>(call.x) + f);
+    }
+    load_rest();
+    float sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < kMine; ++i) {
+      const u32 f = thread + i * threads;
+      const float4 x = v[i], g = norms[i];
+      sum += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+      if (f < quads) xs[staged_quad(f)] = {x.x * g.x, x.y * g.y, x.z * g.z, x.w * g.w};
+    }
+    if (writes && call.residual) early += __ldcg(call.residual + early_row);
+    put_square(sum);
+  } else {
+#pragma unroll 1
+    for (u32 f = thread; f < quads; f += threads)
+      copy16_async(shared_address(xs + staged_quad(f)), static_cast<const float4*>(call.x) + f);
+    commit_copies();
+    if (writes && call.residual) early += __ldcg(call.residual + early_row);
+    load_rest();
+    wait_copies<0>();
+    if (call.norm) {
+      float sum = 0;
+#pragma unroll 1
+      for (u32 f = thread; f < quads; f += threads) {
+        float4& slot = xs[staged_quad(f)];
+        const float4 v = slot, g = norm_ahead ? xs[slots + f] : norm_quad(call, f);
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        slot = {v.x * g.x, v.y * g.y, v.z * g.z, v.w * g.w};
+      }
+      put_square(sum);
+    }
   }
   __syncthreads();
 
