@@ -61,9 +61,8 @@ class KernelArg {
 
   /// The first eight bytes, zeros behind fewer.
   std::uint64_t leading_word() const noexcept {
-    if (kind_ != Kind::external_bytes) return word_;
     std::uint64_t word = 0;
-    std::memcpy(&word, data(), sizeof(word));
+    std::memcpy(&word, data(), sizeof(word));  // bytes of the caller's are more than a word
     return word;
   }
 

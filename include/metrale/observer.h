@@ -5,8 +5,10 @@
 // any thread; `on_op` is called from the thread that made the call, from several at once, and must not call the backend.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -75,6 +77,39 @@ class FlightRecorder final : public Observer {
     return index;
   }
   void fill(std::uint64_t place, const OpRecord& record) noexcept;
+  /// As `fill`, of a replay or a launch that was accepted, from its parts: a record made first would be written twice.
+  void fill_replay(std::uint64_t place, std::uint64_t time_ns, StreamHandle stream, const std::source_location& site,
+                   GraphHandle graph) noexcept {
+    Slot& slot = slots_[place % kCapacity];
+    if (slot.sequence.load(std::memory_order_relaxed) != 2 * place + 1) [[unlikely]]
+      return;
+    put_common(slot, Op::launch_graph, 0, time_ns, stream, site, graph.value);
+    slot.sequence.store(2 * place + 2, std::memory_order_release);
+    bring_near(place + 1);
+  }
+  void fill_launch(std::uint64_t place, std::uint64_t time_ns, StreamHandle stream, const std::source_location& site,
+                   KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes,
+                   std::span<const KernelArg> args) noexcept {
+    Slot& slot = slots_[place % kCapacity];
+    if (slot.sequence.load(std::memory_order_relaxed) != 2 * place + 1) [[unlikely]]
+      return;
+    put_common(slot, Op::launch, static_cast<std::uint32_t>(args.size()), time_ns, stream, site, 0);
+    put(slot, offsetof(OpRecord, kernel), kernel.value);
+    put(slot, offsetof(OpRecord, grid), pair(grid.x, grid.y));
+    put(slot, offsetof(OpRecord, grid.z), pair(grid.z, block.x));
+    put(slot, offsetof(OpRecord, block.y), pair(block.y, block.z));
+    const std::size_t num_kept = std::min(args.size(), kRecordedArgs);
+    std::atomic<std::uint64_t>* word = &slot.words[offsetof(OpRecord, args) / sizeof(std::uint64_t)] + num_kept;
+    std::uint32_t buffers = 0;
+    for (const KernelArg* arg = args.data() + num_kept; arg != args.data();) {
+      --arg;
+      buffers = 2 * buffers + static_cast<std::uint32_t>(arg->is_buffer());
+      (--word)->store(arg->leading_word(), std::memory_order_release);
+    }
+    put(slot, offsetof(OpRecord, shared_bytes), pair(shared_bytes, buffers));
+    slot.sequence.store(2 * place + 2, std::memory_order_release);
+    bring_near(place + 1);
+  }
 
   /// The operations still in the ring, oldest first. Records being written at this moment are left out.
   std::vector<OpRecord> snapshot() const;
@@ -92,8 +127,30 @@ class FlightRecorder final : public Observer {
     std::atomic<std::uint64_t> sequence{0};
     std::array<std::atomic<std::uint64_t>, kWords> words{};
   };
+  /// Fetches a slot that is claimed soon: the atomic instructions of `claim` let nothing pass while they wait for memory.
+  void bring_near(std::uint64_t place) const noexcept { __builtin_prefetch(&slots_[place % kCapacity], 1); }
+  static std::uint64_t pair(std::uint32_t first, std::uint32_t second) noexcept {
+    return std::bit_cast<std::uint64_t>(std::array<std::uint32_t, 2>{first, second});
+  }
+  static void put(Slot& slot, std::size_t offset, std::uint64_t word) noexcept {
+    slot.words[offset / sizeof(word)].store(word, std::memory_order_release);
+  }
+  /// The first words, of an operation that was accepted.
+  static void put_common(Slot& slot, Op op, std::uint32_t num_args, std::uint64_t time_ns, StreamHandle stream,
+                         const std::source_location& site, std::uint64_t dst) noexcept {
+    const std::array<Op, 4> head{op, Op{}, Op{}, Op{}};  // with the outcome, and padding
+    put(slot, offsetof(OpRecord, op), pair(std::bit_cast<std::uint32_t>(head), num_args));
+    put(slot, offsetof(OpRecord, stream), stream.value);
+    put(slot, offsetof(OpRecord, dst), dst);
+    put(slot, offsetof(OpRecord, src), 0);
+    put(slot, offsetof(OpRecord, bytes), 0);
+    put(slot, offsetof(OpRecord, time_ns), time_ns);
+    static_assert(sizeof(site) == sizeof(std::uint64_t));
+    put(slot, offsetof(OpRecord, site), std::bit_cast<std::uint64_t>(site));
+  }
+
+  alignas(64) std::atomic<std::uint64_t> next_{0};
   std::array<Slot, kCapacity> slots_;
-  std::atomic<std::uint64_t> next_{0};
 };
 
 }  // namespace metrale

@@ -151,26 +151,54 @@ Result<> GpuBackend::capture_uses(StreamHandle stream, DevicePtr ptr, Site site)
   });
 }
 
+// As launch_typed: nearly every replay takes the short way.
 Result<> GpuBackend::launch_graph(GraphHandle graph, StreamHandle stream, Site site) {
   FaceState& f = *face_;
-  OpRecord op{.op = Op::launch_graph, .stream = stream, .dst = graph.value, .site = site};
-  detail::Recording recording;
+  FlightRecorder* const recorder = f.recorder.get();
+  const GraphRecord* g = f.graphs.find(graph.value);
+  const StreamRecord* s = f.streams.find(stream.value);
+  if (!f.usable() || g == nullptr || s == nullptr || s->capture.load(std::memory_order_acquire) != 0 ||
+      g->last_launched_on.load(std::memory_order_acquire) != stream.value) [[unlikely]]
+    return f.replay_checked(graph, stream, site);
+  return [&] {
+    const std::uint64_t place = recorder == nullptr ? 0 : recorder->claim();
+    Result<> launched = FaceState::caught(Op::launch_graph, site, [&] { return do_launch_graph(g->native, s->native); });
+    if (!launched || f.has_observers.load(std::memory_order_relaxed)) [[unlikely]] {
+      launched = f.finish_replay(graph, stream, site, std::move(launched), detail::Recording::of(recorder, place));
+    } else if (recorder != nullptr) [[likely]] {
+      recorder->fill_replay(place, FaceState::cheap_now(), stream, site, graph);
+    }
+    return launched;
+  }();
+}
+
+Result<> FaceState::replay_checked(GraphHandle handle, StreamHandle on, const Site& site) {
+  if (!usable()) return hooks.health(site);
+  if (refused_ops[static_cast<std::size_t>(Op::launch_graph)]) {
+    return caught(Op::launch_graph, site, [&]() -> Result<> { return unsupported(Op::launch_graph, site); });
+  }
+  Recording recording;
   const auto replay = [&]() -> Result<> {
-    GraphRecord* g = METRALE_TRY(f.graph(graph, site));
-    StreamRecord* s = METRALE_TRY(f.stream_for_work(op.op, stream, site));
-    METRALE_TRY(f.guard_not_captured(op.op, s->capture.load(std::memory_order_acquire), site));
-    if (g->last_launched_on.load(std::memory_order_acquire) != stream.value) [[unlikely]] {
+    GraphRecord* g = METRALE_TRY(graph(handle, site));
+    StreamRecord* s = METRALE_TRY(stream_for_work(Op::launch_graph, on, site));
+    METRALE_TRY(guard_not_captured(Op::launch_graph, s->capture.load(std::memory_order_acquire), site));
+    if (g->last_launched_on.load(std::memory_order_acquire) != on.value) {
       // Before the launch, which cannot be taken back: a stream without a replay does no harm here.
       std::lock_guard lock(g->mutex);
-      if (std::find(g->launched_on.begin(), g->launched_on.end(), stream) == g->launched_on.end()) g->launched_on.push_back(stream);
-      g->last_launched_on.store(stream.value, std::memory_order_release);
+      if (std::find(g->launched_on.begin(), g->launched_on.end(), on) == g->launched_on.end()) g->launched_on.push_back(on);
+      g->last_launched_on.store(on.value, std::memory_order_release);
     }
-    recording = f.claim_place();
-    Result<> launched = do_launch_graph(g->native, s->native);
-    f.fill_place(recording, op, launched);
-    return launched;
+    recording = claim_place();
+    return hooks.do_launch_graph(g->native, s->native);
   };
-  return f.run(op, replay, &recording);
+  Result<> launched = caught(Op::launch_graph, site, replay);
+  return finish_replay(handle, on, site, std::move(launched), recording);
+}
+
+Result<> FaceState::finish_replay(GraphHandle handle, StreamHandle on, const Site& site, Result<> launched, Recording recording) {
+  OpRecord op{.op = Op::launch_graph, .stream = on, .dst = handle.value, .site = site};
+  fill_place(recording, op, launched);
+  return conclude(std::move(launched), op, recording);
 }
 
 Result<> GpuBackend::destroy_graph(GraphHandle graph, Site site) {

@@ -89,6 +89,13 @@ std::string describe_launch(const KernelRecord& kernel, Dim3 grid, Dim3 block, s
                      geometry(grid), geometry(block), shared_bytes, arguments);
 }
 
+/// Whether no dimension is zero and the threads are few enough not to be counted with care.
+inline bool has_threads(Dim3 grid, Dim3 block) noexcept {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 21;  // three of them multiplied stay below 64 bits
+  const auto is_some = [](std::uint32_t a, std::uint32_t b) { return std::uint64_t{a} * b - 1 < kMost - 1; };
+  return is_some(grid.x, grid.y) && is_some(grid.z, block.z) && is_some(block.x, block.y);
+}
+
 Result<> check_geometry(const KernelRecord& kernel, Dim3 grid, Dim3 block, GpuBackend::Site site) {
   std::uint64_t blocks = 0;
   std::uint64_t threads = 0;
@@ -130,24 +137,40 @@ Result<> check_attributes(const FaceState& f, const KernelRecord& kernel, const 
   return {};
 }
 
+/// Whether nothing but dependent launch is asked for, and the kernel may have that.
+inline bool is_allowed(const KernelRecord& kernel, const LaunchAttributes& attributes) noexcept {
+  return kernel.may_depend && !attributes.cooperative && attributes.cluster == Dim3{0, 0, 0};
+}
+
+/// Whether `check_args` has nothing against these.
+inline bool is_signature(const KernelRecord& kernel, std::span<const KernelArg> args) noexcept {
+  if (args.size() != kernel.num_plain_params) [[unlikely]]
+    return false;
+  const std::uint32_t* want = kernel.facts.param_bytes.data();
+  for (const KernelArg& arg : args) {
+    if (arg.size_bytes() != *want++) [[unlikely]]
+      return false;
+  }
+  return true;
+}
+
 /// Compares typed arguments with the signature.
 Result<> check_args(const KernelRecord& kernel, std::span<const KernelArg> args, GpuBackend::Site site) {
   const auto name = [&] { return fmt::format("{}.{}", kernel.module, kernel.function); };
   const std::vector<std::uint32_t>& want = kernel.facts.param_bytes;
   if (!kernel.facts.takes_any_arguments) {
-    if (args.size() != want.size()) [[unlikely]] {
+    if (args.size() != want.size()) {
       return Error(Errc::invalid_argument, fmt::format("{} takes {} arguments, {} were given", name(), want.size(), args.size()),
                    site);
     }
     for (std::size_t i = 0; i < args.size(); ++i) {
-      if (args[i].size_bytes() != want[i]) [[unlikely]] {
+      if (args[i].size_bytes() != want[i]) {
         return Error(Errc::invalid_argument,
                      fmt::format("{}: argument {} is {} bytes, the kernel takes {}", name(), i, args[i].size_bytes(), want[i]),
                      site);
       }
     }
-    if (kernel.param_bytes_total <= kMaxKernelArgBytes && args.size() <= kMaxKernelArgs) [[likely]]
-      return {};
+    if (kernel.param_bytes_total <= kMaxKernelArgBytes && args.size() <= kMaxKernelArgs) return {};
   }
   std::uint64_t total = 0;
   for (const KernelArg& arg : args) total += arg.size_bytes();
@@ -210,6 +233,11 @@ Result<KernelHandle> GpuBackend::kernel(std::string_view module, std::string_vie
       record.facts = std::move(facts);
       record.param_bytes_total = 0;
       for (const std::uint32_t bytes : record.facts.param_bytes) record.param_bytes_total += bytes;
+      const bool is_plain = !f.debug_sync_kernels && !f.refused_ops[static_cast<std::size_t>(Op::launch)] &&
+                            !record.facts.takes_any_arguments && record.param_bytes_total <= kMaxKernelArgBytes &&
+                            record.facts.param_bytes.size() <= kMaxKernelArgs;
+      record.num_plain_params = is_plain ? record.facts.param_bytes.size() : SIZE_MAX;
+      record.may_depend = record.facts.waits_for_dependency && f.capabilities.has(Capability::dependent_launch);
       record.module = module;
       record.function = function;
     });
@@ -224,58 +252,81 @@ Result<bool> GpuBackend::has_module(std::string_view module, Site site) {
   return face_->run({.op = Op::has_module, .site = site}, [&] { return do_has_module(module); });
 }
 
+// Nearly every launch takes this way alone, which is kept short: behind a driver each line of our code has to be fetched anew, and
+// displaces one of the driver's. What is turned down here is checked once more where there are words for it.
 Result<> GpuBackend::launch_typed(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,
                                   std::span<const KernelArg> args, const LaunchAttributes& attributes, Site site) {
   FaceState& f = *face_;
-  if (!f.usable()) [[unlikely]]
-    return health(site);
-  detail::Recording recording;
-  OpRecord op;
-  const auto describe = [&] {
-    op.op = Op::launch;
-    op.num_args = static_cast<std::uint32_t>(args.size());
-    op.stream = stream;
-    op.site = site;
-    op.kernel = kernel;
-    op.grid = grid;
-    op.block = block;
-    op.shared_bytes = shared_bytes;
-    note_args(op, args);
-  };
-  const auto launch = [&]() -> Result<> {
-    if (f.refused_ops[static_cast<std::size_t>(Op::launch)]) [[unlikely]]
-      return f.unsupported(Op::launch, site);
-    KernelRecord* k = METRALE_TRY(f.kernel(kernel, site));
-    StreamRecord* s = METRALE_TRY(f.stream_for_work(Op::launch, stream, site));
-    METRALE_TRY(check_geometry(*k, grid, block, site));
-    METRALE_TRY(check_args(*k, args, site));
-    if (attributes.any()) [[unlikely]]
-      METRALE_TRY(check_attributes(f, *k, attributes, site));
-    const LaunchDesc desc{k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes};
-    recording = f.claim_place();
-    Result<> launched = do_launch(desc);
-    const bool capturing = s->capture.load(std::memory_order_acquire) != 0;
-    if (launched && f.debug_sync_kernels && !capturing) [[unlikely]]
-      launched = do_synchronize(s->native);
-    if (f.recorder) {
-      describe();
-      f.fill_place(recording, op, launched);
+  FlightRecorder* const recorder = f.recorder.get();
+  const KernelRecord* k = f.kernels.find(kernel.value);
+  StreamRecord* s = f.streams.find(stream.value);
+  if (!f.usable() || k == nullptr || s == nullptr || s->capture.load(std::memory_order_acquire) != 0 || !has_threads(grid, block) ||
+      !is_signature(*k, args) || (attributes.any() && !is_allowed(*k, attributes))) [[unlikely]]
+    return f.launch_checked({kernel, grid, block, shared_bytes, stream, args, attributes, site});
+  return [&] {
+    const std::uint64_t place = recorder == nullptr ? 0 : recorder->claim();
+    Result<> launched = FaceState::caught(
+        Op::launch, site, [&] { return do_launch({k->native, grid, block, shared_bytes, s->native, args, nullptr, &attributes}); });
+    // A capture or an observer may have come meanwhile.
+    if (!launched || s->capture.load(std::memory_order_acquire) != 0 || f.has_observers.load(std::memory_order_relaxed))
+        [[unlikely]] {
+      launched = f.finish_launch({kernel, grid, block, shared_bytes, stream, args, attributes, site}, k, s, std::move(launched),
+                                 detail::Recording::of(recorder, place));
+    } else if (recorder != nullptr) [[likely]] {
+      recorder->fill_launch(place, FaceState::cheap_now(), stream, site, kernel, grid, block, shared_bytes, args);
     }
-    if (!launched) [[unlikely]] {
-      return Error(std::move(launched).error()).with_note(describe_launch(*k, grid, block, shared_bytes, describe_args(args, f)));
+    return launched;
+  }();
+}
+
+Result<> FaceState::launch_checked(const LaunchCall& call) {
+  if (!usable()) return hooks.health(call.site);
+  KernelRecord* k = nullptr;
+  StreamRecord* s = nullptr;
+  Recording recording;
+  Result<> launched = caught(Op::launch, call.site, [&]() -> Result<> {
+    if (refused_ops[static_cast<std::size_t>(Op::launch)]) return unsupported(Op::launch, call.site);
+    k = METRALE_TRY(kernel(call.kernel, call.site));
+    StreamRecord* on = METRALE_TRY(stream_for_work(Op::launch, call.stream, call.site));
+    METRALE_TRY(check_geometry(*k, call.grid, call.block, call.site));
+    METRALE_TRY(check_args(*k, call.args, call.site));
+    METRALE_TRY(check_attributes(*this, *k, call.attributes, call.site));
+    s = on;
+    recording = claim_place();
+    METRALE_TRY(
+        hooks.do_launch({k->native, call.grid, call.block, call.shared_bytes, s->native, call.args, nullptr, &call.attributes}));
+    if (debug_sync_kernels && s->capture.load(std::memory_order_acquire) == 0) return hooks.do_synchronize(s->native);
+    return {};
+  });
+  return finish_launch(call, k, s, std::move(launched), recording);
+}
+
+Result<> FaceState::finish_launch(const LaunchCall& call, const KernelRecord* kernel, StreamRecord* stream, Result<> launched,
+                                  Recording recording) {
+  OpRecord op{.op = Op::launch,
+              .num_args = static_cast<std::uint32_t>(call.args.size()),
+              .stream = call.stream,
+              .site = call.site,
+              .kernel = call.kernel,
+              .grid = call.grid,
+              .block = call.block,
+              .shared_bytes = call.shared_bytes};
+  note_args(op, call.args);
+  fill_place(recording, op, launched);
+  Result<> finished = caught(Op::launch, call.site, [&]() -> Result<> {
+    if (!launched && stream == nullptr) return std::move(launched);
+    if (!launched) {
+      return Error(std::move(launched).error())
+          .with_note(describe_launch(*kernel, call.grid, call.block, call.shared_bytes, describe_args(call.args, *this)));
     }
-    if (capturing) [[unlikely]] {
-      for (const KernelArg& arg : args) {
-        if (arg.is_buffer()) f.name_device(*s, arg.ptr());
-      }
+    if (stream->capture.load(std::memory_order_acquire) == 0) return {};
+    for (const KernelArg& arg : call.args) {
+      if (arg.is_buffer()) name_device(*stream, arg.ptr());
     }
     return {};
-  };
-  Result<> launched = FaceState::caught(Op::launch, site, launch);
-  if (launched && !f.has_observers.load(std::memory_order_relaxed)) [[likely]]
-    return launched;
-  describe();
-  return f.conclude(std::move(launched), op, recording, args);
+  });
+  if (finished && !has_observers.load(std::memory_order_relaxed)) return finished;
+  return conclude(std::move(finished), op, recording, call.args);
 }
 
 Result<> GpuBackend::launch(KernelHandle kernel, Dim3 grid, Dim3 block, std::uint32_t shared_bytes, StreamHandle stream,

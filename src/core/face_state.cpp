@@ -42,8 +42,8 @@ FaceState::FaceState(GpuBackend& owner, FaceOptions options)
     : hooks(owner),
       created_at_fork(fork_count()),
       owner_id(next_owner_id()),
-      latch(std::make_shared<FaultLatch>()),
       debug_sync_kernels(options.debug_sync_kernels.value_or(switches().debug_sync_kernels)),
+      latch(std::make_shared<FaultLatch>()),
       unchecked_copies(options.unchecked_copies.value_or(switches().unchecked)),
       red_zones(options.redzone_bytes.value_or(switches().redzone_bytes)),
       streams(owner_id),
@@ -53,6 +53,8 @@ FaceState::FaceState(GpuBackend& owner, FaceOptions options)
   if (options.flight_recorder) recorder = std::make_unique<FlightRecorder>();
   observed.store(recorder != nullptr, std::memory_order_relaxed);
 }
+
+std::uint64_t FaceState::cheap_now() noexcept { return clock_ns(kCheapClock); }
 
 Error FaceState::lost(const Site& site) const {
   if (in_forked_child()) {

@@ -49,7 +49,10 @@ struct EventRecord {
 
 struct KernelRecord {
   NativeKernel native;
+  /// SIZE_MAX where a launch takes more than comparing the arguments with the signature and one call of a hook.
+  std::size_t num_plain_params = SIZE_MAX;
   KernelFacts facts;
+  bool may_depend = false;  ///< May be launched dependently on this backend.
   std::uint64_t param_bytes_total = 0;
   std::string module;
   std::string function;
@@ -57,12 +60,12 @@ struct KernelRecord {
 
 struct GraphRecord {
   NativeGraph native;
+  /// One that is in `launched_on`; 0: none. Written under `mutex`; lets replays on one stream do without it.
+  std::atomic<std::uint64_t> last_launched_on{0};
   Site capture_site;
   std::mutex mutex;
   std::vector<NamedBlock> names;
-  std::vector<StreamHandle> launched_on;  ///< Streams whose last replay may be in flight.
-  /// One that is in `launched_on`; 0: none. Written under `mutex`; lets replays on one stream do without it.
-  std::atomic<std::uint64_t> last_launched_on{0};
+  std::vector<StreamHandle> launched_on;     ///< Streams whose last replay may be in flight.
   std::vector<NativeEvent> pending_replays;  ///< Recorded behind replays on streams that were captured or destroyed since.
 };
 
@@ -78,6 +81,11 @@ struct Recording {
   enum class Stage : std::uint8_t { none, claimed, filled };
   std::uint64_t place = 0;
   Stage stage = Stage::none;
+
+  /// A place that was claimed; none without a recorder.
+  static Recording of(const FlightRecorder* recorder, std::uint64_t place) noexcept {
+    return recorder == nullptr ? Recording() : Recording{place, Stage::claimed};
+  }
 };
 
 /// Undoes a step when the scope is left before `keep()`, also by an exception. What `undo` throws is dropped.
@@ -104,23 +112,40 @@ class Undo {
 /// Until when the caller keeps the source of a copy to the device.
 enum class SourceKept : std::uint8_t { until_return, until_synchronised };
 
+/// What `launch_typed` was called with.
+struct LaunchCall {
+  KernelHandle kernel;
+  Dim3 grid;
+  Dim3 block;
+  std::uint32_t shared_bytes;
+  StreamHandle stream;
+  std::span<const KernelArg> args;
+  const LaunchAttributes& attributes;
+  const Site& site;
+};
+
 /// The sentence that names a call site in messages.
 std::string at(const Site& site);
 
-struct FaceState {
+struct alignas(64) FaceState {
   FaceState(GpuBackend& owner, FaceOptions options);
 
+  // ---- what every launch reads, in one line of the cache ----
   GpuBackend& hooks;  ///< Its do_… methods are reached from here.
   const unsigned created_at_fork;
   const std::uint16_t owner_id;
-  std::string device_key;
-  std::shared_ptr<FaultLatch> latch;
   std::atomic<bool> shut_down{false};
+  bool debug_sync_kernels = false;
+  std::shared_ptr<FaultLatch> latch;
+  std::bitset<kNumOps> refused_ops;  ///< Operations whose capability is absent (op_needs.h).
+  std::unique_ptr<FlightRecorder> recorder;
+  std::atomic<bool> observed{false};  ///< The recorder or an observer listens.
+  std::atomic<bool> has_observers{false};
+
+  std::string device_key;
   std::mutex shutdown_mutex;
   Capabilities capabilities;
-  std::bitset<kNumOps> refused_ops;  ///< Operations whose capability is absent (op_needs.h).
 
-  bool debug_sync_kernels = false;
   bool unchecked_copies = false;
   std::atomic<std::uint64_t> budget_bytes{UINT64_MAX};
   std::mutex budget_mutex;
@@ -156,9 +181,6 @@ struct FaceState {
   std::optional<std::uint32_t> sm_count;
   std::unique_ptr<KernelRegistry> registry;  ///< Wraps the backend's, so that globals become known to copies.
 
-  std::unique_ptr<FlightRecorder> recorder;
-  std::atomic<bool> observed{false};  ///< The recorder or an observer listens.
-  std::atomic<bool> has_observers{false};
   std::shared_mutex observers_mutex;
   std::vector<Observer*> observers;
 
@@ -232,12 +254,25 @@ struct FaceState {
   void notify(OpRecord& record, std::uint8_t outcome, Recording recording, std::span<const KernelArg> args) noexcept;
   /// Claims a place in the flight recorder just before the driver is called. Behind a call that rang the device's doorbell, an
   /// atomic instruction waits until that write has left the processor; the plain stores of `fill` do not.
-  Recording claim_place() noexcept {
-    if (recorder == nullptr) return {};
-    return {recorder->claim(), Recording::Stage::claimed};
-  }
+  Recording claim_place() noexcept { return Recording::of(recorder.get(), recorder == nullptr ? 0 : recorder->claim()); }
+  /// The steady clock, some milliseconds old.
+  static std::uint64_t cheap_now() noexcept;
   /// Behind the driver: fills the place, if one was claimed.
   void fill_place(Recording& recording, OpRecord& record, const Result<>& result) noexcept;
+
+  // ---- launches (backend_kernel.cpp) ----
+
+  /// Checks a launch, with words for what is wrong, and makes it.
+  [[gnu::cold]] Result<> launch_checked(const LaunchCall& call);
+  /// Behind the backend's answer, or the check that refused: `stream` is null then. The record, what a failure notes, the blocks
+  /// that a capture names.
+  [[gnu::cold]] Result<> finish_launch(const LaunchCall& call, const KernelRecord* kernel, StreamRecord* stream, Result<> launched,
+                                       Recording recording);
+
+  /// The same for a replay (backend_graph.cpp).
+  [[gnu::cold]] Result<> replay_checked(GraphHandle handle, StreamHandle on, const Site& site);
+  [[gnu::cold]] Result<> finish_replay(GraphHandle handle, StreamHandle on, const Site& site, Result<> launched,
+                                       Recording recording);
 
   // ---- guards: each answers ok or the error to return ----
 

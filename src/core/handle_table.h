@@ -18,11 +18,12 @@ template <class T>
 class HandleTable {
  public:
   /// `owner` marks the handles of one backend.
-  explicit HandleTable(std::uint16_t owner) : owner_(owner) {}
+  explicit HandleTable(std::uint16_t owner) : owner_(owner), more_(std::make_unique<Chunks>()) {}
   HandleTable(const HandleTable&) = delete;
   HandleTable& operator=(const HandleTable&) = delete;
   ~HandleTable() {
-    for (auto& chunk : chunks_) delete chunk.load(std::memory_order_relaxed);
+    delete first_.load(std::memory_order_relaxed);
+    for (auto& chunk : *more_) delete chunk.load(std::memory_order_relaxed);
   }
 
   /// Makes an object with `init(object)` and returns its handle, or 0 when the table is full. Where `init` throws, nothing changed.
@@ -34,9 +35,8 @@ class HandleTable {
     const std::uint32_t index = reused ? free_.back() : size_;
     if (!reused && index % kChunkSlots == 0) {
       free_.reserve(index + kChunkSlots);  // so that `erase` needs no memory
-      if (chunks_[index / kChunkSlots].load(std::memory_order_relaxed) == nullptr) {
-        chunks_[index / kChunkSlots].store(new Chunk, std::memory_order_release);
-      }
+      std::atomic<Chunk*>& chunk = chunk_of(index);
+      if (chunk.load(std::memory_order_relaxed) == nullptr) chunk.store(new Chunk, std::memory_order_release);
     }
     Slot& slot = slot_at(index);
     const std::uint64_t value = handle_of(index, (slot.generation + 1) & kGenerationMask);
@@ -55,7 +55,7 @@ class HandleTable {
   T* find(std::uint64_t value) const noexcept {
     const std::uint64_t index = (value & kIndexMask) - 1;  // 0 wraps to a chunk that does not exist
     if (index >= kChunks * kChunkSlots) return nullptr;
-    Chunk* chunk = chunks_[index / kChunkSlots].load(std::memory_order_acquire);
+    Chunk* chunk = chunk_of(index).load(std::memory_order_acquire);
     if (chunk == nullptr) return nullptr;
     Slot& slot = (*chunk)[index % kChunkSlots];
     return slot.live.load(std::memory_order_acquire) == value ? &slot.object : nullptr;
@@ -101,19 +101,23 @@ class HandleTable {
     T object;
   };
   using Chunk = std::array<Slot, kChunkSlots>;
+  using Chunks = std::array<std::atomic<Chunk*>, kChunks - 1>;
 
   std::uint64_t handle_of(std::uint32_t index, std::uint32_t generation) const {
     return std::uint64_t{owner_} << 48 | std::uint64_t{generation} << 24 | (index + 1);
   }
-  Slot& slot_at(std::uint32_t index) const {
-    return (*chunks_[index / kChunkSlots].load(std::memory_order_relaxed))[index % kChunkSlots];
+  Slot& slot_at(std::uint32_t index) const { return (*chunk_of(index).load(std::memory_order_relaxed))[index % kChunkSlots]; }
+  std::atomic<Chunk*>& chunk_of(std::uint64_t index) const {
+    return index < kChunkSlots ? first_ : (*more_)[index / kChunkSlots - 1];
   }
 
   const std::uint16_t owner_;
   mutable std::mutex mutex_;
   std::vector<std::uint32_t> free_;
   std::uint32_t size_ = 0;
-  std::array<std::atomic<Chunk*>, kChunks> chunks_{};
+  // The first apart: nearly every handle is there, and the table stays small beside what else a look-up touches.
+  mutable std::atomic<Chunk*> first_{nullptr};
+  std::unique_ptr<Chunks> more_;
 };
 
 }  // namespace metrale::detail

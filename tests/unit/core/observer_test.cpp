@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -87,6 +89,58 @@ TEST(FlightRecorderTest, ALaterRecordShowsNothingOfTheOneItReplaces) {
   EXPECT_EQ(copy.kernel, KernelHandle{});
   EXPECT_EQ(copy.grid.x + copy.block.x + copy.shared_bytes + copy.buffer_mask, 0U);
   EXPECT_EQ(copy.args[0], 0U);
+}
+
+TEST(FlightRecorderTest, ALaunchOrReplayFromItsPartsIsTheSameRecord) {
+  const std::array<std::uint64_t, 2> large{0x1234, 0x5678};
+  const std::array<KernelArg, 10> args{KernelArg::buffer({0xABC}),
+                                       KernelArg::value(std::uint32_t{7}),
+                                       KernelArg::bytes(std::as_bytes(std::span(large))),
+                                       KernelArg::buffer({0xDEF}),
+                                       KernelArg::value(std::uint8_t{1}),
+                                       KernelArg::value(std::uint64_t{2}),
+                                       KernelArg::value(1.0F),
+                                       KernelArg::buffer({0x123}),
+                                       KernelArg::buffer({0x456}),
+                                       KernelArg::value(std::uint32_t{3})};
+  const auto site = std::source_location::current();
+  for (const std::size_t num_args : {std::size_t{0}, std::size_t{1}, kRecordedArgs, args.size()}) {
+    FlightRecorder recorder;
+    OpRecord filled;
+    filled.args.fill(9);
+    filled.dst = filled.src = filled.bytes = 9;  // of which nothing may be seen afterwards
+    for (std::size_t i = 0; i < FlightRecorder::kCapacity; ++i) recorder.on_op(filled);
+    recorder.fill_launch(recorder.claim(), 77, {0x11}, site, {0x22}, {4, 2, 1}, {128, 3, 5}, 512, std::span(args).first(num_args));
+    const OpRecord launch = recorder.snapshot().back();
+    EXPECT_EQ(launch.op, Op::launch);
+    EXPECT_EQ(launch.outcome, 0U);
+    EXPECT_EQ(launch.num_args, num_args);
+    EXPECT_EQ(launch.stream, StreamHandle{0x11});
+    EXPECT_EQ(launch.dst + launch.src + launch.bytes, 0U);
+    EXPECT_EQ(launch.time_ns, 77U);
+    EXPECT_EQ(launch.site.line(), site.line());
+    EXPECT_EQ(launch.kernel, KernelHandle{0x22});
+    EXPECT_EQ(launch.grid, (Dim3{4, 2, 1}));
+    EXPECT_EQ(launch.block, (Dim3{128, 3, 5}));
+    EXPECT_EQ(launch.shared_bytes, 512U);
+    std::uint32_t buffers = 0;
+    for (std::size_t i = 0; i < kRecordedArgs; ++i) {
+      EXPECT_EQ(launch.args[i], i < num_args ? args[i].leading_word() : 0U) << i;
+      if (i < num_args && args[i].is_buffer()) buffers |= 1U << i;
+    }
+    EXPECT_EQ(launch.buffer_mask, buffers);
+
+    recorder.fill_replay(recorder.claim(), 78, {0x11}, site, {0x33});
+    const OpRecord replay = recorder.snapshot().back();
+    EXPECT_EQ(replay.op, Op::launch_graph);
+    EXPECT_EQ(replay.outcome + replay.num_args, 0U);
+    EXPECT_EQ(replay.stream, StreamHandle{0x11});
+    EXPECT_EQ(replay.dst, 0x33U);
+    EXPECT_EQ(replay.src + replay.bytes, 0U);
+    EXPECT_EQ(replay.time_ns, 78U);
+    EXPECT_EQ(replay.site.line(), site.line());
+    EXPECT_EQ(replay.kernel, KernelHandle{});
+  }
 }
 
 TEST(FlightRecorderTest, APlaceKeepsItsOrderAndIsEmptyUntilItIsFilled) {
