@@ -3,9 +3,9 @@
 // What the CUDA backend adds to a call of the driver, without a GPU: the fake driver's hot functions are replaced by ones that
 // answer at once. In the rows with /1 they do as a real driver does: they leave little of ours in the first level of cache, take a
 // lock, and ring the device's doorbell last. Subtract the raw row of the same kind.
-// What is to be seen behind a real call: each line of our code costs, for it has to be fetched anew; loads that do not wait for each
-// other, a locked instruction or a few lines written cost next to nothing; and nothing of ours runs for free while the doorbell is on
-// its way.
+// What is to be seen behind a real call: each line of our code costs, for it has to be fetched anew; loads that do not wait for
+// each other, a locked instruction or a few lines written cost next to nothing; and nothing of ours runs for free while the
+// doorbell is on its way.
 //   cuda_call_bench --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 #include <benchmark/benchmark.h>
 
@@ -40,8 +40,8 @@ std::vector<std::uint64_t> swept(kSweptBytes / sizeof(std::uint64_t), 1);
 void run_long_code() {}
 #endif
 
-/// A driver's lock, and at the end its write past the caches, which tells the device. It is waited for here: otherwise the next lock
-/// would wait, and whatever runs between the two would look free.
+/// A driver's lock, and at the end its write past the caches, which tells the device. It is waited for here: otherwise the next
+/// lock would wait, and whatever runs between the two would look free.
 std::atomic<int> driver_lock{0};
 std::vector<long long> doorbell(std::size_t{1} << 20);
 void ring_doorbell() {
