@@ -55,11 +55,12 @@ def main():
     options = parser.parse_args()
     import torch
     torch.manual_seed(0)
-    graphs = {}
+    graphs, kept = {}, []
     for name, call in candidates(torch, options.tokens):
         try:
             with torch.inference_mode():
                 graphs[name] = graph_of(torch, call)
+            kept.append(call)  # a graph does not hold the memory of its inputs
         except (RuntimeError, TypeError) as refused:
             print(json.dumps({"what": f"sdpa, {name}", "refused": str(refused).splitlines()[0][:160]}), flush=True)
     end = time.perf_counter() + 1.2
