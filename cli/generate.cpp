@@ -4,7 +4,9 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,6 +15,7 @@
 #include "command.h"
 #include "metrale/models/generator.h"
 #include "metrale/switches.h"
+#include "ranks.h"
 
 namespace metrale::cli {
 namespace {
@@ -26,6 +29,7 @@ struct Options {
   std::string prompt;
   GenerateRequest request;
   std::uint64_t context = 0;
+  std::uint32_t ranks = 1;
   ComputeChoice compute;
   bool hermetic = false;
   bool no_ssm_tail_midchunk = false;
@@ -53,10 +57,30 @@ class InterruptGuard {
   struct sigaction before_ = {};
 };
 
-nlohmann::json to_json(const Options& options, const Generator& model, const Generation& result, const Receipt& receipt) {
+/// The receipts as one: what they hold together.
+struct Unloaded {
+  std::int64_t balance_bytes = 0;
+  std::int64_t balance_blocks = 0;
+  std::uint64_t released_bytes = 0;
+  bool is_clean = true;
+};
+
+Unloaded sum(const std::vector<Receipt>& receipts) {
+  Unloaded all;
+  for (const Receipt& receipt : receipts) {
+    all.balance_bytes += receipt.balance_bytes;
+    all.balance_blocks += receipt.balance_blocks;
+    all.released_bytes += receipt.released_bytes();
+    all.is_clean = all.is_clean && receipt.clean();
+  }
+  return all;
+}
+
+nlohmann::json to_json(const Options& options, const Generator& model, const Generation& result, const Unloaded& unloaded) {
   const GenerateStats& s = result.stats;
   const LoadStats& load = model.load_stats();
   return {{"model", options.model},
+          {"ranks", options.ranks},
           {"text", result.text},
           {"prompt_ids", result.prompt_ids},
           {"ids", result.ids},
@@ -72,10 +96,10 @@ nlohmann::json to_json(const Options& options, const Generator& model, const Gen
           {"buffer_bytes", s.buffer_bytes},
           {"peak_resident_bytes", s.peak_resident_bytes},
           {"unload",
-           {{"balance_bytes", receipt.balance_bytes}, {"balance_blocks", receipt.balance_blocks}, {"clean", receipt.clean()}}}};
+           {{"balance_bytes", unloaded.balance_bytes}, {"balance_blocks", unloaded.balance_blocks}, {"clean", unloaded.is_clean}}}};
 }
 
-void print_stats(const Generator& model, const Generation& result, const Receipt& receipt) {
+void print_stats(const Generator& model, const Generation& result, const Unloaded& unloaded) {
   const GenerateStats& s = result.stats;
   const LoadStats& load = model.load_stats();
   const auto mib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
@@ -87,24 +111,27 @@ void print_stats(const Generator& model, const Generation& result, const Receipt
              s.decode_tokens_per_second(), to_string(result.stop));
   fmt::print(stderr, "memory   peak resident {:.1f} MiB; kv cache {:.1f} MiB, buffers {:.1f} MiB\n", mib(s.peak_resident_bytes),
              mib(s.kv_bytes), mib(s.buffer_bytes));
-  fmt::print(stderr, "unload   {} bytes released, balance {} bytes in {} blocks{}\n", receipt.released_bytes(),
-             receipt.balance_bytes, receipt.balance_blocks, receipt.clean() ? "" : " (not clean)");
+  fmt::print(stderr, "unload   {} bytes released, balance {} bytes in {} blocks{}\n", unloaded.released_bytes,
+             unloaded.balance_bytes, unloaded.balance_blocks, unloaded.is_clean ? "" : " (not clean)");
 }
 
 Result<ExitCode> run(Options& options) {
   if (options.hermetic) set_hermetic(true);
   if (options.no_ssm_tail_midchunk) set_ssm_tail_midchunk(false);
   options.request.prompt = options.prompt == "-" ? METRALE_TRY(read_standard_input()) : options.prompt;
-  options.request.cancel = &interrupted;
 
-  const auto backend = METRALE_TRY(open_backend(options.backend));
   GeneratorOptions generator_options;
   generator_options.max_context_tokens = options.context;
   options.compute.apply(generator_options.decoder);
   generator_options.extent = TeardownExtent::backend;
-  const auto model = METRALE_TRY(Generator::load(options.model, *backend, generator_options));
+  const auto model = METRALE_TRY(RankedModel::load(options.model, options.backend, options.ranks, generator_options));
 
-  const InterruptGuard interrupt;
+  // One of several processes that stopped early would leave the others waiting: Ctrl-C ends them all.
+  std::optional<InterruptGuard> interrupt;
+  if (!model->is_of_processes()) {
+    interrupt.emplace();
+    options.request.cancel = &interrupted;
+  }
   Generator::OnText on_text;
   if (!options.json) {
     on_text = [](std::string_view piece) {
@@ -113,18 +140,15 @@ Result<ExitCode> run(Options& options) {
     };
   }
   const Generation result = METRALE_TRY(model->generate(options.request, on_text));
-  const Receipt receipt = model->unload();
-  if (options.json) {
-    print_json(to_json(options, *model, result, receipt));
-  } else {
-    fmt::print("\n");
+  const std::vector<Receipt> receipts = model->unload();
+  const Unloaded unloaded = sum(receipts);
+  if (options.json && model->is_first()) print_json(to_json(options, model->generator(), result, unloaded));
+  if (!options.json && model->is_first()) fmt::print("\n");
+  if (options.stats && model->is_first()) print_stats(model->generator(), result, unloaded);
+  for (const Receipt& receipt : receipts) {
+    if (!receipt.clean()) fmt::print(stderr, "{}", receipt.to_string());
   }
-  if (options.stats) print_stats(*model, result, receipt);
-  if (!receipt.clean()) {
-    fmt::print(stderr, "{}", receipt.to_string());
-    return ExitCode::failed;
-  }
-  return ExitCode::done;
+  return unloaded.is_clean ? ExitCode::done : ExitCode::failed;
 }
 
 }  // namespace
@@ -149,6 +173,11 @@ void add_generate_command(CLI::App& app, ExitCode& exit) {
   add_number_option(*command, "--seed", options->request.sampling.seed, "Seed of the draws");
   add_number_option(*command, "--context", options->context,
                     "Most tokens that the model reads: the prompt, and the answer without its last; 0 for the model's own limit");
+  command
+      ->add_option("--tensor-parallel", options->ranks,
+                   "Divide the model among so many devices, or as many processes where torchrun or MPI started them")
+      ->check(whole_number(1, kMaxRanks))
+      ->capture_default_str();
   add_compute_options(*command, options->compute);
   command->add_flag("--hermetic", options->hermetic, fmt::format("Never restore another request's state {}", kForEngines));
   command->add_flag("--no-ssm-tail-midchunk", options->no_ssm_tail_midchunk,

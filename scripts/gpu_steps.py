@@ -50,6 +50,7 @@ FIGURES = {
     "copy": ("gather .* one call", "gather .* pageable"),
     "graph": ("replay of", "dependent launch"),
     "gemv": ("1 row x 4096x4096",),
+    "collective": ("all-reduce .* world of one",),
     "decode": ("read-only sweep", "llama-8b, bf16, context", "smollm2-135m, bf16, context", "hybrid-4b, bf16: bytes a token"),
 }
 

@@ -11,11 +11,12 @@
 namespace metrale::bench {
 namespace {
 
-constexpr std::array<Suite, 6> kSuites{{{"launch", "kernel launches, host cost", &run_launch},
+constexpr std::array<Suite, 7> kSuites{{{"launch", "kernel launches, host cost", &run_launch},
                                         {"alloc", "device, pooled and pinned memory", &run_alloc},
                                         {"copy", "gather, scatter and large copies", &run_copy},
                                         {"graph", "replay of captured work, gaps between nodes", &run_graph},
                                         {"gemv", "one row times a bf16 matrix", &run_gemv},
+                                        {"collective", "all-reduce between two devices through NCCL", &run_collective},
                                         {"decode", "tokens a second of whole models", &run_decode}}};
 
 const Suite* find_suite(std::string_view name) {

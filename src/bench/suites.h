@@ -38,6 +38,7 @@ Result<> run_alloc(Session& session, const Options& options);
 Result<> run_copy(Session& session, const Options& options);
 Result<> run_graph(Session& session, const Options& options);
 Result<> run_gemv(Session& session, const Options& options);
+Result<> run_collective(Session& session, const Options& options);
 Result<> run_decode(Session& session, const Options& options);
 
 /// Warms up and runs the suites. A suite that fails is listed in the report and the next one goes on, unless the device is lost.

@@ -49,6 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("generate --model m --prompt p --max-tokens -1", "--max-tokens: '-1'"),
         std::tuple("generate --model m --prompt p --top-k 4294967296", "--top-k: '4294967296'"),
         std::tuple("generate --model m --prompt p --context -1", "--context: '-1'"),
+        std::tuple("generate --model m --prompt p --tensor-parallel 0", "--tensor-parallel: '0' is no whole number from 1 to 64"),
+        std::tuple("generate --model m --prompt p --tensor-parallel 65", "--tensor-parallel: '65'"),
         std::tuple("generate --model m --prompt p --backend nope", "'nope' is none of auto, "),
         std::tuple("generate --model m --prompt p --backend mock", "the mock backend computes nothing; take one of auto, "),
         std::tuple("generate --model '' --prompt p", "--model: is empty"), std::tuple("generate --model m --promt p", "--promt"),
@@ -141,6 +143,36 @@ TEST(Metgpu, EvalPrintsJsonForAModelWhosePathIsNoUtf8) {
   const json report = json::parse(run.out);
   EXPECT_EQ(report["model"], (scratch / "m").string() + "\xEF\xBF\xBD");
   EXPECT_EQ(report["tokens"], 11);
+}
+
+// ---- a model over several devices ----
+
+TEST(Metgpu, TwoRanksOnTheHostContinueAPromptAsOneDoes) {
+  const std::string generate = "generate --backend host --model " + kModel + " --prompt 'In the beginning' --max-tokens 24 --json";
+  const ToolRun one = run_tool(generate);
+  const ToolRun two = run_tool(generate + " --tensor-parallel 2 --stats");
+  EXPECT_EQ(two.exit, 0) << two.err;
+  const json whole = json::parse(one.out, nullptr, false);
+  const json parts = json::parse(two.out, nullptr, false);
+  ASSERT_FALSE(whole.is_discarded() || parts.is_discarded()) << one.err << two.err;
+  EXPECT_EQ(parts["ids"], whole["ids"]);
+  EXPECT_EQ(parts["ids"].size(), 24U);
+  EXPECT_EQ(parts["ranks"], 2);
+  EXPECT_EQ(parts["unload"]["clean"], true);
+  EXPECT_THAT(two.err, HasSubstr("unload "));
+}
+
+TEST(Metgpu, ARankNumberThatDoesNotDivideTheModelIsRefused) {
+  expect_refusal(run_tool("generate --backend host --model " + kModel + " --prompt p --tensor-parallel 4"), 1,
+                 {"unsupported: 4 ranks do not divide the model's 6 attention heads"});
+}
+
+TEST(Metgpu, ProcessesThatWereStartedTogetherSayWhatTheyLack) {
+  const std::string generate = "generate --backend host --model " + kModel + " --prompt p --tensor-parallel 2";
+  const std::string start = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500";
+  expect_refusal(run_tool(generate, start), 1, {"unsupported: processes meet by NCCL"});
+  expect_refusal(run_tool(generate, "RANK=0 WORLD_SIZE=3"), 1, {"--tensor-parallel 2 in one of 3 processes started by torchrun"});
+  expect_refusal(run_tool(generate, "RANK=0"), 1, {"WORLD_SIZE is not set"});
 }
 
 TEST(Metgpu, ContextCountsWhatTheModelReads) {

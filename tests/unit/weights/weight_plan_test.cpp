@@ -219,5 +219,45 @@ TEST(WeightReads, PassOverSkippedTensors) {
   EXPECT_EQ(reads[1].bytes, 10U);
 }
 
+TEST(WeightPlan, SlicesThatCannotBeAreRefused) {
+  const OpenFile open(
+      SafetensorsWriter().tensor("m", "F16", {3, 10}, pattern_bytes(60)).tensor("t", "U8", {2, 2, 2}, pattern_bytes(8)).bytes());
+  const auto plan = [&](std::string_view name, const TensorSlice& slice, bool transform = false) {
+    return WeightPlan::create(*open.file, [&](const TensorInfo& tensor) {
+      TensorChoice choice;
+      if (tensor.name != name) choice.use = TensorUse::skip;
+      choice.slice = slice;
+      if (transform) choice.transform = convert_to(DType::f32);
+      return choice;
+    });
+  };
+  const WeightPlan whole = value_of(plan("m", {0, 3, 0, 10}));
+  EXPECT_EQ(whole.entries()[0].size_bytes, 60U);
+  const WeightPlan part = value_of(plan("m", {1, 2, 4, 3}));
+  EXPECT_EQ(part.entries()[0].size_bytes, 12U);
+  EXPECT_EQ(part.read_bytes(), 40U) << "whole rows are read";
+  const WeightPlan copy = part;  // holds its slices itself
+  EXPECT_EQ(copy.entries()[0].tensor->name, "m");
+  for (const TensorSlice& slice :
+       {TensorSlice{0, 4, 0, 10}, TensorSlice{3, 1, 0, 10}, TensorSlice{0, 3, 1, 10}, TensorSlice{0, 0, 0, 10},
+        TensorSlice{0, 3, 0, 0}, TensorSlice{~std::uint64_t{0}, 2, 0, 10}, TensorSlice{0, 3, ~std::uint64_t{0}, 2}})
+    expect_error(plan("m", slice), Errc::invalid_argument, {"slice of", "leaves the tensor"});
+  expect_error(plan("t", {0, 1, 0, 1}), Errc::invalid_argument, {"only vectors and matrices"});
+  expect_error(plan("m", {0, 1, 0, 1}, true), Errc::invalid_argument, {"transform"});
+}
+
+TEST(WeightPlan, ASliceDoesNotCutABlock) {
+  const OpenFile open(GgufWriter().tensor("q", GgufWriter::Q4_0, {64, 4}, pattern_bytes(4 * 36)).bytes());
+  const auto plan = [&](const TensorSlice& slice) {
+    return WeightPlan::create(*open.file, [&](const TensorInfo&) {
+      TensorChoice choice;
+      choice.slice = slice;
+      return choice;
+    });
+  };
+  EXPECT_EQ(value_of(plan({1, 2, 32, 32})).entries()[0].size_bytes, 2U * 18U);
+  expect_error(plan({0, 4, 16, 32}), Errc::invalid_argument, {"blocks of 32 columns"});
+}
+
 }  // namespace
 }  // namespace metrale

@@ -148,6 +148,42 @@ TEST_P(WeightStoreOn, ConvertsOnTheWay) {
   }
 }
 
+TEST_P(WeightStoreOn, SlicesHoldTheirPartOfRowsAndColumns) {
+  const std::vector<std::byte> in = pattern_bytes(11 * 6 * 2);
+  const std::vector<std::byte> vector = pattern_bytes(8 * 4, 3);
+  const std::vector<std::byte> bytes = SafetensorsWriter()
+                                           .tensor("m", "F16", {11, 6}, in)
+                                           .tensor("other", "U8", {5}, pattern_bytes(5))
+                                           .tensor("v", "F32", {8}, vector)
+                                           .bytes();
+  const auto file = open(bytes);
+  for (const TensorSlice& slice :
+       {TensorSlice{3, 5, 0, 6}, TensorSlice{0, 11, 2, 3}, TensorSlice{4, 7, 5, 1}, TensorSlice{0, 11, 0, 6}}) {
+    const auto plan = value_of(WeightPlan::create(*file, [&](const TensorInfo& tensor) {
+      TensorChoice choice;
+      if (tensor.name == "m") choice.slice = slice;
+      if (tensor.name == "v") choice.slice = TensorSlice{0, 1, 2, 4};
+      return choice;
+    }));
+    for (const std::uint64_t staging : {1U, 13U, 40U, 4096U}) {
+      WeightLoadOptions options;
+      options.staging_bytes = staging;
+      const auto store = value_of(WeightStore::load(*backend_, *file, plan, options));
+      const Weight m = value_of(store->get("m"));
+      EXPECT_THAT(m.shape, testing::ElementsAre(slice.num_rows, slice.num_cols));
+      std::vector<std::byte> want;
+      for (std::size_t row = slice.first_row; row < slice.first_row + slice.num_rows; ++row) {
+        const auto begin = in.begin() + static_cast<std::ptrdiff_t>((row * 6 + slice.first_col) * 2);
+        want.insert(want.end(), begin, begin + static_cast<std::ptrdiff_t>(slice.num_cols * 2));
+      }
+      EXPECT_EQ(device_bytes(*backend_, m), want) << slice.first_row << ',' << slice.first_col << " staging " << staging;
+      EXPECT_EQ(device_bytes(*backend_, value_of(store->get("v"))),
+                std::vector<std::byte>(vector.begin() + 8, vector.begin() + 24));
+      EXPECT_EQ(device_bytes(*backend_, value_of(store->get("other"))), pattern_bytes(5));
+    }
+  }
+}
+
 TEST_P(WeightStoreOn, TransformsRearrangeWholeGranules) {
   const std::vector<std::byte> bytes = SafetensorsWriter().tensor("m", "U8", {10, 3}, pattern_bytes(30)).bytes();
   const auto file = open(bytes);
