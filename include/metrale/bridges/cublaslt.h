@@ -70,15 +70,15 @@ struct Call {
   std::uint32_t n = 0;  ///< Output columns; FP8: a multiple of 8.
   std::uint32_t k = 0;  ///< A multiple of 8, FP8: 16.
   std::uint32_t batch = 1;
-  DevicePtr act;     ///< [m, k]
-  DevicePtr weight;  ///< [n, k], packed
+  DevicePtr act{};     ///< [m, k]
+  DevicePtr weight{};  ///< [n, k], packed
   /// [m, n]. Overlaps no input, but may be the residual where their strides agree. Of each product (m - 1)·out_stride + n elements
   /// are written or kept, none beyond.
-  DevicePtr out;
-  DevicePtr bias;                      ///< [n] of `out_type`, the same for the whole batch; may be null.
-  DevicePtr residual;                  ///< bf16: [m, n] of `out_type`; may be null.
-  DevicePtr act_scales;                ///< FP8; otherwise null.
-  DevicePtr weight_scales;             ///< FP8; otherwise null.
+  DevicePtr out{};
+  DevicePtr bias{};                    ///< [n] of `out_type`, the same for the whole batch; may be null.
+  DevicePtr residual{};                ///< bf16: [m, n] of `out_type`; may be null.
+  DevicePtr act_scales{};              ///< FP8; otherwise null.
+  DevicePtr weight_scales{};           ///< FP8; otherwise null.
   std::uint64_t act_stride = 0;        ///< From row to row; 0: packed.
   std::uint64_t out_stride = 0;        ///< Also known as ldc; 0: packed, otherwise at least n.
   std::uint64_t residual_stride = 0;   ///< 0: that of `out`.
@@ -119,7 +119,7 @@ struct Options {
   bool row_invariant = false;
   /// Folder of measured algorithms, one file for each device, driver and library version. A file that is damaged or of another
   /// machine is ignored with a warning. Empty: none. Default METRALE_CUBLASLT_CACHE.
-  std::optional<std::string> cache_folder;
+  std::optional<std::string> cache_folder{};
 };
 
 /// How plans came about, since creation.
