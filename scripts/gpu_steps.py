@@ -50,6 +50,9 @@ FIGURES = {
     "copy": ("gather .* one call", "gather .* pageable"),
     "graph": ("replay of", "dependent launch"),
     "gemv": ("1 row x 4096x4096",),
+    "gemm": ("product with a cached plan", "8192 rows x 8192x8192", "2048 rows x 4096x4096, block-scaled FP8", "on two streams"),
+    "grouped": ("64 experts, 4096 tokens, top-8, 2048->768 bf16: TFLOP/s",),
+    "attention": ("decode, batch 64, .* automatic: bytes of K and V", "prefill, 4096 tokens causal, .* packed"),
     "collective": ("all-reduce .* world of one",),
     "decode": ("read-only sweep", "llama-8b, bf16, context", "smollm2-135m, bf16, context", "hybrid-4b, bf16: bytes a token"),
 }
@@ -225,6 +228,7 @@ def peer_steps(options, folder):
         built = folder / name
         line = f"{nvcc} -O3 -std=c++17 -arch=native {PEERS / name}.cu -o {built} {linked} && {built}"
         yield Step(f"peer-{name}", ["sh", "-c", line], 120, read_lines, lines=True)
+    yield Step("peer-sdpa", [options.python, PEERS / "torch_attention.py"], 120, read_lines, lines=True)
     for shape in PEER_SHAPES:
         for mode in PEER_MODES:
             words = [options.python, PEERS / "torch_decode.py", f"{shape}:{mode}", "--timeout", str(options.peer_limit)]
@@ -270,5 +274,11 @@ def ratios(report):
             what = f"decode, {row.get('what')}, {row.get('mode')}"
             if row.get("what") == "cuBLASLt graph, 8B Llama shape, matrix products alone":
                 mine, theirs, what = ours.get("llama-8b, bf16, context 512"), row["median"], f"decode, {row['what']}"
+            if row.get("what") == "sdpa, fastest":  # times: the less the better
+                mine = ours.get(f"prefill, {row['tokens']} tokens causal, 32/8 heads of 128, packed")
+                if mine:
+                    yield {"what": f"prefill, {row['tokens']} tokens, SDPA's {row['backend']}", "unit": "us", "ours": mine,
+                           "peer": row["us"], "ratio": row["us"] / mine}
+                continue
             if mine and theirs:
                 yield {"what": what, "unit": "tokens/s", "ours": mine, "peer": theirs, "ratio": mine / theirs}

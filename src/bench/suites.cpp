@@ -11,13 +11,16 @@
 namespace metrale::bench {
 namespace {
 
-constexpr std::array<Suite, 7> kSuites{{{"launch", "kernel launches, host cost", &run_launch},
-                                        {"alloc", "device, pooled and pinned memory", &run_alloc},
-                                        {"copy", "gather, scatter and large copies", &run_copy},
-                                        {"graph", "replay of captured work, gaps between nodes", &run_graph},
-                                        {"gemv", "one row times a bf16 matrix", &run_gemv},
-                                        {"collective", "all-reduce between two devices through NCCL", &run_collective},
-                                        {"decode", "tokens a second of whole models", &run_decode}}};
+constexpr std::array<Suite, 10> kSuites{{{"launch", "kernel launches, host cost", &run_launch},
+                                         {"alloc", "device, pooled and pinned memory", &run_alloc},
+                                         {"copy", "gather, scatter and large copies", &run_copy},
+                                         {"graph", "replay of captured work, gaps between nodes", &run_graph},
+                                         {"gemv", "one row times a bf16 matrix", &run_gemv},
+                                         {"gemm", "products through cuBLASLt", &run_gemm},
+                                         {"grouped", "products of a mixture of experts through CUTLASS", &run_grouped},
+                                         {"attention", "FlashInfer through its bridge", &run_attention},
+                                         {"collective", "all-reduce between two devices through NCCL", &run_collective},
+                                         {"decode", "tokens a second of whole models", &run_decode}}};
 
 const Suite* find_suite(std::string_view name) {
   const auto* found = std::ranges::find(kSuites, name, &Suite::name);

@@ -38,6 +38,9 @@ Result<> run_alloc(Session& session, const Options& options);
 Result<> run_copy(Session& session, const Options& options);
 Result<> run_graph(Session& session, const Options& options);
 Result<> run_gemv(Session& session, const Options& options);
+Result<> run_gemm(Session& session, const Options& options);
+Result<> run_grouped(Session& session, const Options& options);
+Result<> run_attention(Session& session, const Options& options);
 Result<> run_collective(Session& session, const Options& options);
 Result<> run_decode(Session& session, const Options& options);
 

@@ -181,7 +181,8 @@ TEST(Suites, EverySuiteRunsOnTheHostByItselfAndLeavesNothing) {
   const auto report = run_suites(*backend, nullptr, options, [&](std::string_view what) { told.emplace_back(what); });
   ASSERT_TRUE(report.has_value()) << report.error().to_string();
   EXPECT_THAT(report->failures, IsEmpty());
-  EXPECT_THAT(told, ElementsAre("launch", "alloc", "copy", "graph", "gemv", "collective", "decode"));
+  EXPECT_THAT(told,
+              ElementsAre("launch", "alloc", "copy", "graph", "gemv", "gemm", "grouped", "attention", "collective", "decode"));
   std::map<std::string, int> rows;
   for (const Row& row : report->rows) {
     ++rows[row.suite];
