@@ -86,10 +86,38 @@ struct GroupedCall {
   float alpha = 1;
 };
 
+/// A matrix in bf16 and in NVFP4 (nvfp4.h), both on the device.
+struct Nvfp4Call {
+  std::uint32_t rows = 0;
+  std::uint32_t cols = 0;     ///< A multiple of 16.
+  DevicePtr plain;            ///< [rows, cols] bf16
+  DevicePtr values;           ///< [rows, cols / 2]
+  DevicePtr scales;           ///< [rows, cols / 16], or `tiled_scale_bytes` of them in tiles.
+  bool tiled_scales = false;  ///< As tensor cores read them; padding is written as 0.
+  float alpha = 1;
+};
+
+/// One product of matrices in NVFP4, whose scales are in tiles (`tile_nvfp4_scales`, or `Bridge::pack` with `tiled_scales`). Needs
+/// tensor cores of SM100 or SM120.
+struct Nvfp4DenseCall {
+  std::uint32_t m = 0;           ///< At least 1.
+  std::uint32_t n = 0;           ///< A multiple of 8.
+  std::uint32_t k = 0;           ///< A multiple of 32.
+  DevicePtr act;                 ///< [m, k / 2]
+  DevicePtr act_scales;          ///< Tiles of [m, k / 16].
+  DevicePtr weight;              ///< [n, k / 2]
+  DevicePtr weight_scales;       ///< Tiles of [n, k / 16].
+  DevicePtr out;                 ///< [m, n] bf16
+  std::uint64_t out_stride = 0;  ///< Elements from row to row; 0: packed.
+  float alpha = 1;               ///< Of the activations, times that of the weights.
+};
+
 /// Whether the call can be made at all: shapes, alignment, strides, sizes that fit. Needs no device and reads no memory.
 /// Errors: invalid_argument, with what to change.
 Result<> check(const DenseCall& call, std::source_location site = std::source_location::current());
 Result<> check(const GroupedCall& call, std::source_location site = std::source_location::current());
+Result<> check(const Nvfp4Call& call, std::source_location site = std::source_location::current());
+Result<> check(const Nvfp4DenseCall& call, std::source_location site = std::source_location::current());
 /// Whether `offsets` are those of `experts` experts over at most `rows` rows. Errors: invalid_argument, naming the first bad one.
 Result<> check_offsets(std::span<const std::int32_t> offsets, std::uint32_t experts, std::uint32_t rows,
                        std::source_location site = std::source_location::current());
@@ -120,8 +148,16 @@ class Bridge {
   ///   `GpuBackend::enqueue_native`.
   virtual Result<> dense(const DenseCall& call, StreamHandle stream, Site site = Site::current()) = 0;
   /// Enqueues the products of all experts as one launch. Legal in a capture, after `prepare` or an earlier call on the stream.
+  /// Ordering: calls on a stream share its scratch, so replays of graphs that captured them come after one another too.
   /// Lifetime, errors: as `dense`; capture_unsafe (no scratch yet).
   virtual Result<> grouped(const GroupedCall& call, StreamHandle stream, Site site = Site::current()) = 0;
+  /// Enqueues the packing of `plain`, or back the unpacking, to the bits of `pack_nvfp4` and `unpack_nvfp4`; what is not finite
+  /// becomes the largest code. Legal in a capture. Lifetime, errors: as `dense`.
+  virtual Result<> pack(const Nvfp4Call& call, StreamHandle stream, Site site = Site::current()) = 0;
+  virtual Result<> unpack(const Nvfp4Call& call, StreamHandle stream, Site site = Site::current()) = 0;
+  /// Enqueues the product. Legal in a capture, after an earlier call on the stream that needed as much scratch.
+  /// Lifetime, errors: as `dense`; unsupported (not compiled for the chip, or the chip has no such tensor cores).
+  virtual Result<> dense_nvfp4(const Nvfp4DenseCall& call, StreamHandle stream, Site site = Site::current()) = 0;
 };
 
 }  // namespace metrale::cutlass

@@ -36,7 +36,7 @@ std::uint8_t to_ue4m3(float value) noexcept;
 float from_ue4m3(std::uint8_t code) noexcept;
 
 /// Packs a matrix [rows, cols]. Without `alpha` it is the largest magnitude / (6 · 448), so that every scale fits.
-/// Errors: invalid_argument (no rows or columns, columns no multiple of 16, another number of values, alpha not finite and positive,
+/// Errors: invalid_argument (no rows or columns, columns no multiple of 16, another number of values, alpha not finite and above 0,
 /// a value that is not finite).
 Result<Nvfp4Matrix> pack_nvfp4(std::span<const float> values, std::uint32_t rows, std::uint32_t cols,
                                std::optional<float> alpha = std::nullopt,

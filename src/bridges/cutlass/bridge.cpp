@@ -14,6 +14,7 @@
 #include "bridges/cutlass/launch.h"
 #include "metrale/backend.h"
 #include "metrale/bridges/cutlass.h"
+#include "metrale/bridges/nvfp4.h"
 #include "metrale/op_cache.h"
 
 namespace metrale::cutlass {
@@ -133,7 +134,83 @@ class DeviceBridge final : public Bridge {
     return enqueue(product, stream, site);
   }
 
+  Result<> pack(const Nvfp4Call& call, StreamHandle stream, Site site) override { return convert(call, true, stream, site); }
+  Result<> unpack(const Nvfp4Call& call, StreamHandle stream, Site site) override { return convert(call, false, stream, site); }
+
+  Result<> dense_nvfp4(const Nvfp4DenseCall& call, StreamHandle stream, Site site) override {
+    METRALE_TRY(check(call, site));
+    const Nvfp4Kernel* kernel = nvfp4_kernel();
+    if (kernel == nullptr) {
+      return Error(
+          Errc::unsupported,
+          fmt::format("NVFP4 products need tensor cores of sm_100a or sm_120a and kernels for them; this device is of compute "
+                      "capability {}.{}, and the build is for " METRALE_CUTLASS_TARGETS,
+                      chip_.major, chip_.minor),
+          site);
+    }
+    const auto pointer = [](DevicePtr ptr) { return reinterpret_cast<const void*>(ptr.address); };
+    const std::uint64_t out_stride = call.out_stride != 0 ? call.out_stride : call.n;
+    const Nvfp4GemmArguments arguments{.act = pointer(call.act),
+                                       .act_scales = pointer(call.act_scales),
+                                       .weight = pointer(call.weight),
+                                       .weight_scales = pointer(call.weight_scales),
+                                       .out = reinterpret_cast<void*>(call.out.address),
+                                       .out_stride = static_cast<std::int64_t>(out_stride),
+                                       .m = static_cast<int>(call.m),
+                                       .n = static_cast<int>(call.n),
+                                       .k = static_cast<int>(call.k),
+                                       .sm_count = chip_.sm_count,
+                                       .alpha = call.alpha};
+    Uses uses;
+    uses.add("act", call.act, std::uint64_t{call.m} * call.k / 2);
+    uses.add("act_scales", call.act_scales, tiled_scale_bytes(call.m, call.k));
+    uses.add("weight", call.weight, std::uint64_t{call.n} * call.k / 2);
+    uses.add("weight_scales", call.weight_scales, tiled_scale_bytes(call.n, call.k));
+    uses.add("out", call.out, ((std::uint64_t{call.m} - 1) * out_stride + call.n) * 2);
+    DevicePtr workspace;
+    if (const std::size_t bytes = kernel->workspace_bytes(arguments); bytes != 0) {
+      workspace = METRALE_TRY(backend_.op_cache().scratch("cutlass.nvfp4", stream, bytes, site));
+      uses.add("scratch", workspace, bytes);
+    }
+    return backend_.enqueue_native(
+        "cutlass.dense_nvfp4", stream, uses.all(),
+        [&](std::uint64_t native) {
+          return translate(kernel->launch(arguments, reinterpret_cast<void*>(workspace.address), native), site);
+        },
+        site);
+  }
+
  private:
+  /// Null: none for this chip.
+  const Nvfp4Kernel* nvfp4_kernel() const noexcept {
+#ifdef METRALE_CUTLASS_SM100
+    if (chip_.major == 10 && chip_.minor == 0) return &kNvfp4Sm100;
+#endif
+#ifdef METRALE_CUTLASS_SM120
+    if (chip_.major == 12 && chip_.minor == 0) return &kNvfp4Sm120;
+#endif
+    return nullptr;
+  }
+
+  Result<> convert(const Nvfp4Call& call, bool pack, StreamHandle stream, Site site) {
+    METRALE_TRY(check(call, site));
+    const std::uint64_t count = std::uint64_t{call.rows} * call.cols;
+    Uses uses;
+    uses.add("plain", call.plain, count * 2);
+    uses.add("values", call.values, count / 2);
+    uses.add("scales", call.scales, call.tiled_scales ? tiled_scale_bytes(call.rows, call.cols) : count / kNvfp4Group);
+    const Nvfp4Arguments arguments{.plain = reinterpret_cast<void*>(call.plain.address),
+                                   .values = reinterpret_cast<std::uint8_t*>(call.values.address),
+                                   .scales = reinterpret_cast<std::uint8_t*>(call.scales.address),
+                                   .rows = call.rows,
+                                   .cols = call.cols,
+                                   .alpha = call.alpha,
+                                   .tiled = call.tiled_scales};
+    return backend_.enqueue_native(
+        pack ? "cutlass.pack" : "cutlass.unpack", stream, uses.all(),
+        [&](std::uint64_t native) { return translate(launch_nvfp4(arguments, pack, native), site); }, site);
+  }
+
   Result<> refuse_precision(Precision precision, Site site) const {
     return Error(Errc::unsupported,
                  fmt::format("{} needs the kernels for sm_90a; this device is of compute capability {}.{} and uses the common ones",

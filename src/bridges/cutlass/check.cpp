@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "metrale/bridges/cutlass.h"
+#include "metrale/bridges/nvfp4.h"
 
 namespace metrale::cutlass {
 namespace {
@@ -182,6 +183,44 @@ Result<> check(const GroupedCall& call, Site site) {
   if (!call.offsets) return check_offsets(call.host_offsets, call.experts, call.rows, site);
   const Operand offsets[] = {{"offsets", call.offsets, 4}};
   return check_operands(offsets, site);
+}
+
+Result<> check(const Nvfp4Call& call, Site site) {
+  if (call.rows == 0 || call.cols == 0 || call.cols % kNvfp4Group != 0) {
+    return refuse(fmt::format("a matrix of {} by {}: it has rows, and columns in groups of {}", call.rows, call.cols, kNvfp4Group),
+                  site);
+  }
+  if (call.rows > kMostRows || call.cols > kMostRows || tiled_scale_bytes(call.rows, call.cols) > std::uint64_t{1} << 38) {
+    return refuse(fmt::format("a matrix of {} by {} is more than a launch takes; split the rows", call.rows, call.cols), site);
+  }
+  if (!std::isfinite(call.alpha) || call.alpha <= 0) {
+    return refuse(fmt::format("alpha is {}; it is finite and above 0", call.alpha), site);
+  }
+  const Operand operands[] = {{"plain", call.plain}, {"values", call.values, 8}, {"scales", call.scales, 1}};
+  return check_operands(operands, site);
+}
+
+Result<> check(const Nvfp4DenseCall& call, Site site) {
+  const std::uint64_t out_stride = call.out_stride != 0 ? call.out_stride : call.n;
+  if (call.m == 0 || call.n == 0 || call.k == 0) {
+    return refuse(fmt::format("m {}, n {}, k {}: none may be 0; make no call for an empty batch", call.m, call.n, call.k), site);
+  }
+  if (call.k % 32 != 0) return refuse(fmt::format("k is {}, which is no multiple of 32, as NVFP4 needs", call.k), site);
+  if (call.n % 8 != 0) return refuse(fmt::format("n is {}, which is no multiple of 8; pad the weights", call.n), site);
+  if (call.m > kMostRows || call.n > kMostRows || call.k > kMostRows || out_stride > kMostRows) {
+    return refuse(fmt::format("m {}, n {}, k {}, stride {}: each ends at {}", call.m, call.n, call.k, out_stride, kMostRows), site);
+  }
+  if (out_stride < call.n || out_stride % 8 != 0) {
+    return refuse(fmt::format("stride {} of out: it is a multiple of 8 and no shorter than the row of {}", out_stride, call.n),
+                  site);
+  }
+  if (!std::isfinite(call.alpha)) return refuse(fmt::format("alpha is {}; it must be finite", call.alpha), site);
+  const Operand operands[] = {{"act", call.act},
+                              {"act_scales", call.act_scales},
+                              {"weight", call.weight},
+                              {"weight_scales", call.weight_scales},
+                              {"out", call.out}};
+  return check_operands(operands, site);
 }
 
 Result<> check_offsets(std::span<const std::int32_t> offsets, std::uint32_t experts, std::uint32_t rows, Site site) {

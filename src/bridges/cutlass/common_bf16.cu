@@ -6,6 +6,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "bridges/cutlass/cuda_status.cuh"
+#include "bridges/cutlass/cutlass_status.cuh"
 
 namespace metrale::cutlass {
 namespace {
@@ -19,14 +20,6 @@ using Gemm = ::cutlass::gemm::device::Gemm<Bf16, Rows, Bf16, Columns, Bf16, Rows
                                            ::cutlass::arch::Sm80, ::cutlass::gemm::GemmShape<128, 128, 32>,
                                            ::cutlass::gemm::GemmShape<64, 64, 32>, ::cutlass::gemm::GemmShape<16, 8, 16>, Epilogue,
                                            ::cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, 4>;
-
-Foreign cutlass_status(::cutlass::Status code, const char* call) noexcept {
-  if (code == ::cutlass::Status::kSuccess) return {};
-  return {.origin = Foreign::Origin::cutlass,
-          .code = static_cast<int>(code),
-          .text = ::cutlass::cutlassGetStatusString(code),
-          .call = call};
-}
 
 }  // namespace
 

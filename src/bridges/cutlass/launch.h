@@ -89,4 +89,38 @@ struct CommonArguments {
 Foreign common_bf16_ready() noexcept;
 Foreign launch_common_bf16(const CommonArguments& arguments, std::uint64_t stream) noexcept;
 
+struct Nvfp4Arguments {
+  void* plain = nullptr;           ///< [rows, cols] bf16
+  std::uint8_t* values = nullptr;  ///< [rows, cols / 2]
+  std::uint8_t* scales = nullptr;  ///< [rows, cols / 16], or their tiles
+  std::uint32_t rows = 0;
+  std::uint32_t cols = 0;
+  float alpha = 1;
+  bool tiled = false;
+};
+/// Plain to packed, or back.
+Foreign launch_nvfp4(const Nvfp4Arguments& arguments, bool pack, std::uint64_t stream) noexcept;
+
+// ---- kernels for SM100 and SM120 ----
+
+struct Nvfp4GemmArguments {
+  const void* act = nullptr;            ///< [m, k / 2]
+  const void* act_scales = nullptr;     ///< In tiles.
+  const void* weight = nullptr;         ///< [n, k / 2]
+  const void* weight_scales = nullptr;  ///< In tiles.
+  void* out = nullptr;                  ///< [m, n] bf16
+  std::int64_t out_stride = 0;          ///< Elements.
+  int m = 0;
+  int n = 0;
+  int k = 0;
+  int sm_count = 0;
+  float alpha = 1;
+};
+struct Nvfp4Kernel {
+  std::size_t (*workspace_bytes)(const Nvfp4GemmArguments& arguments) noexcept = nullptr;
+  Foreign (*launch)(const Nvfp4GemmArguments& arguments, void* workspace, std::uint64_t stream) noexcept = nullptr;
+};
+extern const Nvfp4Kernel kNvfp4Sm100;
+extern const Nvfp4Kernel kNvfp4Sm120;
+
 }  // namespace metrale::cutlass

@@ -178,6 +178,41 @@ TEST(CutlassBridge, HostOffsetsAreCheckedWithTheCall) {
   EXPECT_THAT(check(call).error().message(), HasSubstr("below the 5 before it"));
 }
 
+TEST(CutlassBridge, PackingThatCannotBeDoneIsRefusedOnTheHost) {
+  expect_refused<Nvfp4Call>({.rows = 3, .cols = 32, .plain = {0x1000}, .values = {0x2008}, .scales = {0x3001}},
+                            {{"0 by 32", [](Nvfp4Call& c) { c.rows = 0; }},
+                             {"3 by 24", [](Nvfp4Call& c) { c.cols = 24; }},
+                             {"more than a launch takes", [](Nvfp4Call& c) { c.rows = 0xFFFFFFFFU; }},
+                             {"more than a launch takes", [](Nvfp4Call& c) { c.rows = c.cols = 1U << 28; }},
+                             {"alpha is 0", [](Nvfp4Call& c) { c.alpha = 0; }},
+                             {"alpha is nan", [](Nvfp4Call& c) { c.alpha = std::nanf(""); }},
+                             {"plain at 0x1008 is not aligned to 16", [](Nvfp4Call& c) { c.plain = {0x1008}; }},
+                             {"values at 0x2004 is not aligned to 8", [](Nvfp4Call& c) { c.values = {0x2004}; }},
+                             {"scales is null", [](Nvfp4Call& c) { c.scales = {}; }}});
+}
+
+TEST(CutlassBridge, Nvfp4ProductsThatCannotBeMadeAreRefusedOnTheHost) {
+  expect_refused<Nvfp4DenseCall>(
+      {.m = 3,
+       .n = 72,
+       .k = 96,
+       .act = {0x1000},
+       .act_scales = {0x2000},
+       .weight = {0x3000},
+       .weight_scales = {0x4000},
+       .out = {0x5000}},
+      {{"none may be 0", [](Nvfp4DenseCall& c) { c.m = 0; }},
+       {"k is 80, which is no multiple of 32", [](Nvfp4DenseCall& c) { c.k = 80; }},
+       {"n is 71", [](Nvfp4DenseCall& c) { c.n = 71; }},
+       {"each ends at 1073741824", [](Nvfp4DenseCall& c) { c.m = 0xFFFFFFFFU; }},
+       {"each ends at 1073741824", [](Nvfp4DenseCall& c) { c.out_stride = std::uint64_t{1} << 40; }},
+       {"no shorter than the row of 72", [](Nvfp4DenseCall& c) { c.out_stride = 64; }},
+       {"it is a multiple of 8", [](Nvfp4DenseCall& c) { c.out_stride = 73; }},
+       {"alpha is nan", [](Nvfp4DenseCall& c) { c.alpha = std::nanf(""); }},
+       {"weight_scales is null", [](Nvfp4DenseCall& c) { c.weight_scales = {}; }},
+       {"act_scales at 0x2008 is not aligned to 16", [](Nvfp4DenseCall& c) { c.act_scales = {0x2008}; }}});
+}
+
 TEST(CutlassBridge, WithoutItsBackendItSaysWhatItNeeds) {
   EXPECT_EQ(status().library, "CUTLASS");
   EXPECT_FALSE(status().text.empty());

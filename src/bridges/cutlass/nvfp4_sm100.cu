@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bridges/cutlass/nvfp4_gemm.cuh"
+
+namespace metrale::cutlass {
+
+using ::cute::_1;
+using ::cute::_128;
+using ::cute::_256;
+
+const Nvfp4Kernel kNvfp4Sm100 =
+    Nvfp4Gemm<::cutlass::arch::Sm100, ::cute::Shape<_128, _128, _256>, ::cute::Shape<_1, _1, _1>>::kKernel;
+
+}  // namespace metrale::cutlass
