@@ -23,8 +23,6 @@ namespace {
 constexpr std::string_view kPartialsTag = "flashinfer.partials";
 /// Fewer queries than this for each sequence leave most of a wgmma tile of 128 empty: query heads are not packed into it.
 constexpr std::uint32_t kLeastHopperQueries = 64;
-/// Tiles of queries up to which FlashInfer makes a schedule for each head, which is what the wgmma instances are compiled for.
-constexpr std::uint64_t kMostHopperTiles = 4'096;
 
 Result<> unsupported(const AttentionShape& shape, Kernel kernel, std::string_view why, std::source_location site) {
   return Error(Errc::unsupported,
@@ -79,6 +77,10 @@ class PlanOf final : public AttentionPlan {
   std::int32_t window_left() const noexcept { return shape_.window == 0 ? -1 : static_cast<std::int32_t>(shape_.window) - 1; }
   Result<Kernel> choose(const Tables& tables, const Extent& extent, std::source_location site) const;
   Result<> hold(const Capacity& capacity, std::source_location site);
+  /// Whether a schedule is made for lengths in tokens and not in pages.
+  bool depends_on_tokens(Kernel kernel) const noexcept {
+    return kernel == Kernel::hopper || (shape_.window > 0 && kernel == Kernel::tensor_cores);
+  }
   Result<> schedule(Slot& slot, StreamHandle stream, std::source_location site);
   Result<> check_capture(StreamHandle stream, std::source_location site) const;
   fi::Pages pages(const KvPages& kv) const noexcept;
@@ -145,25 +147,12 @@ Result<> PlanOf::find_instances(std::source_location site) {
 }
 
 Result<Kernel> PlanOf::choose(const Tables& tables, const Extent& extent, std::source_location site) const {
+  if (options_.kernel != Kernel::automatic) return options_.kernel;
   const bool one_each = tables.batch() == extent.rows;
-  const std::uint32_t tile = shape_.head_dim == 64 ? 192 : 128;
-  const bool fits_hopper = div_ceil(extent.rows, tile) + tables.batch() - 1 <= kMostHopperTiles;
-  switch (options_.kernel) {
-    case Kernel::automatic:
-      if (one_each && decode_ != nullptr) return Kernel::cuda_cores;
-      if (hopper_ != nullptr && fits_hopper && extent.rows / tables.batch() >= kLeastHopperQueries) return Kernel::hopper;
-      if (tensor_cores_ != nullptr) return Kernel::tensor_cores;
-      break;
-    case Kernel::hopper:
-      if (!fits_hopper) {
-        METRALE_TRY(unsupported(
-            shape_, options_.kernel,
-            fmt::format("{} queries of {} sequences are more than {} tiles", extent.rows, tables.batch(), kMostHopperTiles), site));
-      }
-      return options_.kernel;
-    case Kernel::cuda_cores:
-    case Kernel::tensor_cores: return options_.kernel;
-  }
+  // Groups of heads share what tensor cores have read once; alone they gain nothing by them.
+  if (one_each && decode_ != nullptr && (group() == 1 || tensor_cores_ == nullptr)) return Kernel::cuda_cores;
+  if (hopper_ != nullptr && extent.rows / tables.batch() >= kLeastHopperQueries) return Kernel::hopper;
+  if (tensor_cores_ != nullptr) return Kernel::tensor_cores;
   METRALE_TRY(unsupported(shape_, options_.kernel, "no kernel of this build does it", site));
   return Kernel::automatic;
 }
@@ -206,6 +195,8 @@ Result<> PlanOf::check_capture(StreamHandle stream, std::source_location site) c
 Result<> PlanOf::schedule(Slot& slot, StreamHandle stream, std::source_location site) {
   has_schedule_ = false;
   fi::Planned planned;
+  const bool one_each = next_.batch() == extent_.rows;
+  const Chunks chunks = chunks_for(shape_, options_, next_, static_cast<std::uint32_t>(device_.num_sms));
   fi::PlanArgs args{.q_indptr = next_.q_indptr.data(),
                     .kv_indptr = next_.page_indptr.data(),
                     .kv_len = next_.kv_len.data(),
@@ -220,11 +211,15 @@ Result<> PlanOf::schedule(Slot& slot, StreamHandle stream, std::source_location 
                     .under_graph = under_graph(),
                     .ints_device = on_device<void>(layout_.schedule),
                     .ints_host = slot.memory.bytes().data() + layout_.schedule,
-                    .ints_bytes = capacity_.schedule_bytes};
+                    .ints_bytes = capacity_.schedule_bytes,
+                    .stream = 0,
+                    .chunk_tokens = chunks.tokens,
+                    .max_blocks = chunks.max_blocks};
   const auto work = [&](std::uint64_t native) {
     args.stream = native;
     const auto make = kernel_ == Kernel::cuda_cores ? decode_->plan
                       : kernel_ == Kernel::hopper   ? fi::plan_hopper
+                      : one_each                    ? fi::plan_one_query
                                                     : fi::plan_prefill;
     return translate(make(args, planned), "planning", site);
   };
@@ -256,7 +251,7 @@ Result<> PlanOf::plan(std::span<const Sequence> sequences, StreamHandle stream, 
   METRALE_TRY(hold(capacity_for(shape_, options_, next_, extent, kernel, static_cast<std::uint32_t>(device_.num_sms)), site));
   const bool keeps_schedule = same_stream && has_schedule_ && kernel == kernel_ && next_.q_indptr == tables_.q_indptr &&
                               next_.page_indptr == tables_.page_indptr &&
-                              (kernel != Kernel::hopper || next_.kv_len == tables_.kv_len);
+                              (!depends_on_tokens(kernel) || next_.kv_len == tables_.kv_len);
   extent_ = extent;
   kernel_ = kernel;
 

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans of the tensor-core kernels, which depend on no instance, and what the device is.
+// Schedules of the tensor-core kernels, which depend on no instance, and what the device is. Two of the three are ours, in
+// FlashInfer's form.
 #include <flashinfer/attention/scheduler.cuh>
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
 
 #include "bridges/flashinfer/guard.cuh"
 
@@ -31,20 +38,138 @@ Outcome plan_prefill(const PlanArgs& args, Planned& planned) {
   });
 }
 
+Outcome plan_one_query(const PlanArgs& args, Planned& planned) {
+  return guarded([&] {
+    const std::uint32_t group = args.num_q_heads / args.num_kv_heads;
+    const std::uint32_t tiles = tiles_of_one_query(group);
+    ::flashinfer::PrefillPlanInfo info;
+    info.cta_tile_q = tile_of_one_query(group);
+    info.total_num_rows = args.batch;
+    info.enable_cuda_graph = args.under_graph;
+    info.split_kv = true;
+    ::flashinfer::AlignedAllocator ints(args.ints_device, args.ints_bytes);
+    const auto table = [&](std::int64_t& offset, std::size_t count, const char* name) {
+      offset = ints.aligned_alloc_offset(count * sizeof(std::int32_t), 16, name);
+      return ::flashinfer::GetPtrFromBaseOffset<std::int32_t>(args.ints_host, offset);
+    };
+    std::int32_t* const requests = table(info.request_indices_offset, args.max_blocks, "requests");
+    std::int32_t* const q_tiles = table(info.qo_tile_indices_offset, args.max_blocks, "tiles of queries");
+    std::int32_t* const chunks = table(info.kv_tile_indices_offset, args.max_blocks, "chunks of keys");
+    std::int32_t* const partials = table(info.o_indptr_offset, args.batch + std::size_t{1}, "partial results");
+    std::int32_t* const merged = table(info.merge_indptr_offset, args.batch + std::size_t{1}, "merges");
+    *table(info.kv_chunk_size_ptr_offset, 1, "chunk") = static_cast<std::int32_t>(args.chunk_tokens);
+    *table(info.total_num_rows_offset, 1, "rows") = static_cast<std::int32_t>(args.batch);
+    info.block_valid_mask_offset = ints.aligned_alloc_offset(args.max_blocks, 16, "valid");
+    bool* const valid = ::flashinfer::GetPtrFromBaseOffset<bool>(args.ints_host, info.block_valid_mask_offset);
+
+    std::uint32_t blocks = 0;
+    partials[0] = 0;
+    for (std::uint32_t i = 0; i < args.batch; ++i) {
+      const std::int32_t seen = args.window_left < 0 ? args.kv_len[i] : std::min(args.kv_len[i], args.window_left + 1);
+      const std::uint32_t count = ::flashinfer::ceil_div(static_cast<std::uint32_t>(seen), args.chunk_tokens);
+      for (std::uint32_t tile = 0; tile < tiles; ++tile) {
+        for (std::uint32_t chunk = 0; chunk < count; ++chunk, ++blocks) {
+          FLASHINFER_CHECK(blocks < args.max_blocks, "more chunks of keys than were counted");
+          requests[blocks] = static_cast<std::int32_t>(i);
+          q_tiles[blocks] = static_cast<std::int32_t>(tile);
+          chunks[blocks] = static_cast<std::int32_t>(chunk);
+        }
+      }
+      partials[i + 1] = partials[i] + static_cast<std::int32_t>(count);
+    }
+    std::copy(partials, partials + args.batch + 1, merged);
+    for (std::uint32_t i = 0; i < args.max_blocks; ++i) valid[i] = i < blocks;
+    std::fill(requests + blocks, requests + args.max_blocks, 0);
+    std::fill(q_tiles + blocks, q_tiles + args.max_blocks, 0);
+    std::fill(chunks + blocks, chunks + args.max_blocks, 0);
+    info.padded_batch_size = args.under_graph ? args.max_blocks : blocks;
+    const std::uint64_t rows = std::uint64_t{args.max_blocks} * args.num_q_heads;
+    info.v_offset = 0;
+    info.s_offset = static_cast<std::int64_t>((rows * args.head_dim * 2 + 255) / 256 * 256);
+    planned.info = info.ToVector();
+    planned.partials_bytes = info.s_offset + rows * sizeof(float);
+    return cudaMemcpyAsync(args.ints_device, args.ints_host, ints.num_allocated_bytes(), cudaMemcpyHostToDevice,
+                           stream_of(args.stream));
+  });
+}
+
 Outcome plan_hopper(const PlanArgs& args, Planned& planned) {
   return guarded([&] {
-    ::flashinfer::PrefillPlanSM90Info info;
-    const cudaError_t code = ::flashinfer::PrefillSM90Plan<std::int32_t>(
-        nullptr, 0, args.ints_device, args.ints_host, args.ints_bytes, info, args.q_indptr, args.kv_indptr, args.kv_len, args.rows,
-        args.batch, args.num_q_heads, args.num_kv_heads, args.head_dim, args.head_dim, args.page_size, args.causal,
-        args.under_graph,
-        /*sizeof_dtype_o=*/2, stream_of(args.stream));
+    struct Tile {
+      std::int32_t cost, sequence, tile, head;
+    };
+    const std::int32_t tile_rows = args.head_dim == 64 ? 192 : 128;
+    std::vector<Tile> tiles;
+    for (std::uint32_t i = 0; i < args.batch; ++i) {
+      const std::int32_t queries = args.q_indptr[i + 1] - args.q_indptr[i];
+      const std::int32_t keys = args.kv_len[i];
+      for (std::int32_t tile = 0; tile * tile_rows < queries; ++tile) {
+        const std::int32_t last = args.causal ? std::min(keys - queries + (tile + 1) * tile_rows, keys) : keys;
+        const std::int32_t seen = args.window_left < 0 ? last : std::min(last, args.window_left + 1 + tile_rows);
+        // Starting and ending a tile takes about as long as a step over keys.
+        for (std::uint32_t head = 0; head < args.num_q_heads; ++head) {
+          tiles.push_back({seen + 128, static_cast<std::int32_t>(i), tile, static_cast<std::int32_t>(head)});
+        }
+      }
+    }
+    // The longest first, each to the processor with the least to do: FlashInfer's own order goes by heads, and leaves processors an
+    // eighth more to do than their share where there are some tiles for each.
+    std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.cost > b.cost; });
+    int ordinal = 0;
+    int num_sms = 0;
+    cudaError_t code = cudaGetDevice(&ordinal);
+    if (code == cudaSuccess) code = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, ordinal);
     if (code != cudaSuccess) return code;
-    // The instances are those with a schedule for each head.
-    FLASHINFER_CHECK(!info.same_schedule_for_all_heads, "too many tiles of queries for one schedule");
+    using Load = std::pair<std::int64_t, int>;
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
+    for (int sm = 0; sm < num_sms; ++sm) least.push({0, sm});
+    std::vector<std::vector<const Tile*>> work(static_cast<std::size_t>(num_sms));
+    for (const Tile& tile : tiles) {
+      const auto [load, sm] = least.top();
+      least.pop();
+      work[static_cast<std::size_t>(sm)].push_back(&tile);
+      least.push({load + tile.cost, sm});
+    }
+
+    std::size_t room = tiles.size();
+    if (args.under_graph) {
+      room = ((args.rows + tile_rows - 1) / tile_rows + std::size_t{args.batch} - 1) * args.num_q_heads;
+      FLASHINFER_CHECK(tiles.size() <= room, "more tiles than were counted");
+    }
+    ::flashinfer::PrefillPlanSM90Info info;
+    ::flashinfer::AlignedAllocator ints(args.ints_device, args.ints_bytes);
+    const auto table = [&](std::int64_t& offset, std::size_t count, const char* name) {
+      offset = ints.aligned_alloc_offset(count * sizeof(std::int32_t), 16, name);
+      return ::flashinfer::GetPtrFromBaseOffset<std::int32_t>(args.ints_host, offset);
+    };
+    std::int32_t* const q_tiles = table(info.qo_tile_indices_offset, room, "tiles of queries");
+    std::int32_t* const q_begins = table(info.qo_indptr_offset, room, "begins of queries");
+    std::int32_t* const kv_begins = table(info.kv_indptr_offset, room, "begins of keys");
+    std::int32_t* const q_lengths = table(info.qo_len_offset, room, "lengths of queries");
+    std::int32_t* const kv_lengths = table(info.kv_len_offset, room, "lengths of keys");
+    std::int32_t* const heads = table(info.head_indices_offset, room, "heads");
+    std::int32_t* const sequences = table(info.batch_indices_offset, room, "sequences");
+    std::int32_t* const begins = table(info.work_indptr_offset, static_cast<std::size_t>(num_sms) + 1, "work");
+    std::size_t at = 0;
+    for (int sm = 0; sm < num_sms; ++sm) {
+      begins[sm] = static_cast<std::int32_t>(at);
+      for (const Tile* tile : work[static_cast<std::size_t>(sm)]) {
+        const std::int32_t i = tile->sequence;
+        q_tiles[at] = tile->tile;
+        q_begins[at] = args.q_indptr[i];
+        kv_begins[at] = args.kv_indptr[i];
+        q_lengths[at] = args.q_indptr[i + 1] - args.q_indptr[i];
+        kv_lengths[at] = args.kv_len[i];
+        heads[at] = tile->head;
+        sequences[at] = i;
+        ++at;
+      }
+    }
+    begins[num_sms] = static_cast<std::int32_t>(at);
     planned.info = info.ToVector();
     planned.partials_bytes = 0;
-    return cudaSuccess;
+    return cudaMemcpyAsync(args.ints_device, args.ints_host, ints.num_allocated_bytes(), cudaMemcpyHostToDevice,
+                           stream_of(args.stream));
   });
 }
 
