@@ -5,7 +5,9 @@
 #   METRALE_WITH_CUBLASLT    needs cublasLt.h beside cuda.h
 #   METRALE_WITH_NCCL        needs nccl.h; METRALE_NCCL_INCLUDE_DIR is its folder
 #   METRALE_CUTLASS_ROOT     folder with include/cutlass/cutlass.h; empty: no bridge
+#   METRALE_BRIDGE_TARGETS   of METRALE_CUDA_TARGETS, what CUTLASS and FlashInfer are compiled for; all by default
 #   METRALE_FLASHINFER_ROOT  folder with include/flashinfer/; empty: no bridge
+set(METRALE_BRIDGE_TARGETS "${METRALE_CUDA_TARGETS}" CACHE STRING "What the CUTLASS and FlashInfer bridges are compiled for")
 set(metrale_third_party ${PROJECT_SOURCE_DIR}/build/third_party)
 find_path(METRALE_NCCL_INCLUDE_DIR nccl.h HINTS ${METRALE_CUDA_INCLUDE_DIR} DOC "Folder of nccl.h")
 
@@ -54,7 +56,7 @@ metrale_bridge(FlashInfer "${METRALE_FLASHINFER_ROOT}" "${METRALE_FLASHINFER_ROO
 function(metrale_nvcc_objects target)
   cmake_parse_arguments(arg "" "" "SOURCES;INCLUDES;FLAGS;ARCHS" ${ARGN})
   set(codes "")
-  foreach(built IN LISTS METRALE_CUDA_TARGETS)
+  foreach(built IN LISTS METRALE_BRIDGE_TARGETS)
     string(REGEX REPLACE "^sm_" "" arch ${built})
     string(REPLACE "common" "80" arch ${arch})
     if(NOT arg_ARCHS OR arch IN_LIST arg_ARCHS)
@@ -62,7 +64,7 @@ function(metrale_nvcc_objects target)
     endif()
   endforeach()
   if(NOT codes)
-    message(FATAL_ERROR "${target}: METRALE_CUDA_TARGETS (${METRALE_CUDA_TARGETS}) has none of ${arg_ARCHS}")
+    message(FATAL_ERROR "${target}: METRALE_BRIDGE_TARGETS (${METRALE_BRIDGE_TARGETS}) has none of ${arg_ARCHS}")
   endif()
   set(flags -O3 -std=c++20 -DNDEBUG --expt-relaxed-constexpr -Xcompiler=-fPIC,-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
     -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src)
