@@ -67,8 +67,8 @@ Result<> TensorParallelGenerator::on_each(Body&& body) {
         std::lock_guard lock(mutex);
         if (!first) first.emplace(std::move(error).with_note(fmt::format("rank {}", rank)));
       }
-      // The others wait for this rank.
-      communicators_[rank]->abort(first->message());
+      // The others wait for this rank, and a library may not tell them that it is gone.
+      for (Communicator* communicator : communicators_) communicator->abort(first->message());
     };
     try {
       if (Result<> done = body(rank); !done) fail(std::move(done).error());
