@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// metgpu info: backends, devices, memory, capabilities, kernel modules, environment switches.
+// metgpu info: backends, devices, memory, capabilities, kernel modules, bridges to other libraries, environment switches.
 #include <set>
 
 #include <fmt/format.h>
@@ -9,6 +9,10 @@
 
 #include "command.h"
 #include "metrale/backends.h"
+#include "metrale/bridges/cublaslt.h"
+#include "metrale/bridges/cutlass.h"
+#include "metrale/bridges/flashinfer.h"
+#include "metrale/bridges/nccl.h"
 #include "metrale/switches.h"
 
 namespace metrale::cli {
@@ -67,8 +71,11 @@ json describe_backend(std::string_view name) {
 }
 
 json describe() {
-  json all = {{"version", METRALE_VERSION}, {"backends", json::array()}, {"switches", json::array()}};
+  json all = {{"version", METRALE_VERSION}, {"backends", json::array()}, {"bridges", json::array()}, {"switches", json::array()}};
   for (const std::string_view name : kKnownBackends) all["backends"].push_back(describe_backend(name));
+  for (const BridgeStatus& bridge : {cublaslt::status(), cutlass::status(), flashinfer::status(), nccl::status()}) {
+    all["bridges"].push_back({{"library", bridge.library}, {"available", bridge.is_available}, {"text", bridge.text}});
+  }
   for (const SwitchReport& s : switch_report()) {
     all["switches"].push_back({{"name", s.name}, {"value", s.value}, {"source", s.source}, {"summary", s.summary}});
   }
@@ -99,6 +106,11 @@ void print(const json& all) {
       fmt::print("         module {}: {} kernels\n", module, count.get<int>());
     }
   }
+  fmt::print("\nbridges\n");
+  for (const json& row : all["bridges"]) {
+    fmt::print("  {:<10} {}{}\n", row["library"].get<std::string>(),
+               row["available"].get<bool>() ? "" : "not available: ", row["text"].get<std::string>());
+  }
   fmt::print("\nenvironment switches\n");
   for (const json& s : all["switches"]) {
     fmt::print("  {:<28} {:<10} ({}) {}\n", s["name"].get<std::string>(), s["value"].get<std::string>(),
@@ -110,7 +122,8 @@ void print(const json& all) {
 
 void add_info_command(CLI::App& app, ExitCode&) {
   auto as_json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand("info", "Show backends, memory, capabilities, kernel modules and environment switches");
+  CLI::App* command =
+      app.add_subcommand("info", "Show backends, memory, capabilities, kernel modules, bridges and environment switches");
   command->add_flag("--json", *as_json, "Print JSON");
   command->callback([as_json] {
     const json all = describe();
