@@ -57,8 +57,6 @@ struct PlanArgs {
   void* ints_host = nullptr;  // pinned, read by a copy on `stream`
   std::size_t ints_bytes = 0;
   std::uint64_t stream = 0;
-  std::uint32_t chunk_tokens = 0;  // `plan_one_query` alone: keys of a block, and how many blocks there may be for each key head
-  std::uint32_t max_blocks = 0;
 };
 struct Planned {
   std::vector<std::int64_t> info;    // FlashInfer's own plan
@@ -105,14 +103,8 @@ struct PrefillInstance {
 std::span<const DecodeInstance* const> decode_instances() noexcept;
 std::span<const PrefillInstance* const> prefill_instances() noexcept;
 
-/// For the tensor-core kernels: FlashInfer's schedule, and ours for one query each, which cuts keys into equal pieces.
+/// For the tensor-core kernels: FlashInfer's schedule.
 Outcome plan_prefill(const PlanArgs& args, Planned& planned);
-Outcome plan_one_query(const PlanArgs& args, Planned& planned);
-/// Rows of a tile of packed query heads, and the tiles that one query of `group` heads makes.
-constexpr std::uint32_t tile_of_one_query(std::uint32_t group) noexcept { return group <= 16 ? 16 : 64; }
-constexpr std::uint32_t tiles_of_one_query(std::uint32_t group) noexcept {
-  return (group + tile_of_one_query(group) - 1) / tile_of_one_query(group);
-}
 /// Ours: tiles of all heads, the longest first.
 Outcome plan_hopper(const PlanArgs& args, Planned& planned);
 

@@ -77,10 +77,6 @@ class PlanOf final : public AttentionPlan {
   std::int32_t window_left() const noexcept { return shape_.window == 0 ? -1 : static_cast<std::int32_t>(shape_.window) - 1; }
   Result<Kernel> choose(const Tables& tables, const Extent& extent, std::source_location site) const;
   Result<> hold(const Capacity& capacity, std::source_location site);
-  /// Whether a schedule is made for lengths in tokens and not in pages.
-  bool depends_on_tokens(Kernel kernel) const noexcept {
-    return kernel == Kernel::hopper || (shape_.window > 0 && kernel == Kernel::tensor_cores);
-  }
   Result<> schedule(Slot& slot, StreamHandle stream, std::source_location site);
   Result<> check_capture(StreamHandle stream, std::source_location site) const;
   fi::Pages pages(const KvPages& kv) const noexcept;
@@ -195,8 +191,6 @@ Result<> PlanOf::check_capture(StreamHandle stream, std::source_location site) c
 Result<> PlanOf::schedule(Slot& slot, StreamHandle stream, std::source_location site) {
   has_schedule_ = false;
   fi::Planned planned;
-  const bool one_each = next_.batch() == extent_.rows;
-  const Chunks chunks = chunks_for(shape_, options_, next_, static_cast<std::uint32_t>(device_.num_sms));
   fi::PlanArgs args{.q_indptr = next_.q_indptr.data(),
                     .kv_indptr = next_.page_indptr.data(),
                     .kv_len = next_.kv_len.data(),
@@ -212,14 +206,11 @@ Result<> PlanOf::schedule(Slot& slot, StreamHandle stream, std::source_location 
                     .ints_device = on_device<void>(layout_.schedule),
                     .ints_host = slot.memory.bytes().data() + layout_.schedule,
                     .ints_bytes = capacity_.schedule_bytes,
-                    .stream = 0,
-                    .chunk_tokens = chunks.tokens,
-                    .max_blocks = chunks.max_blocks};
+                    .stream = 0};
   const auto work = [&](std::uint64_t native) {
     args.stream = native;
     const auto make = kernel_ == Kernel::cuda_cores ? decode_->plan
                       : kernel_ == Kernel::hopper   ? fi::plan_hopper
-                      : one_each                    ? fi::plan_one_query
                                                     : fi::plan_prefill;
     return translate(make(args, planned), "planning", site);
   };
@@ -251,7 +242,7 @@ Result<> PlanOf::plan(std::span<const Sequence> sequences, StreamHandle stream, 
   METRALE_TRY(hold(capacity_for(shape_, options_, next_, extent, kernel, static_cast<std::uint32_t>(device_.num_sms)), site));
   const bool keeps_schedule = same_stream && has_schedule_ && kernel == kernel_ && next_.q_indptr == tables_.q_indptr &&
                               next_.page_indptr == tables_.page_indptr &&
-                              (!depends_on_tokens(kernel) || next_.kv_len == tables_.kv_len);
+                              (kernel != Kernel::hopper || next_.kv_len == tables_.kv_len);
   extent_ = extent;
   kernel_ = kernel;
 

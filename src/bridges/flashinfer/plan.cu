@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schedules of the tensor-core kernels, which depend on no instance, and what the device is. Two of the three are ours, in
-// FlashInfer's form.
+// Schedules of the tensor-core kernels, which depend on no instance, and what the device is. That of the wgmma kernels is ours,
+// in FlashInfer's form.
 #include <flashinfer/attention/scheduler.cuh>
 
 #include <algorithm>
@@ -35,61 +35,6 @@ Outcome plan_prefill(const PlanArgs& args, Planned& planned) {
         info.split_kv ? info.s_offset + std::uint64_t{args.num_q_heads} * info.padded_batch_size * info.cta_tile_q * sizeof(float)
                       : 0;
     return cudaSuccess;
-  });
-}
-
-Outcome plan_one_query(const PlanArgs& args, Planned& planned) {
-  return guarded([&] {
-    const std::uint32_t group = args.num_q_heads / args.num_kv_heads;
-    const std::uint32_t tiles = tiles_of_one_query(group);
-    ::flashinfer::PrefillPlanInfo info;
-    info.cta_tile_q = tile_of_one_query(group);
-    info.total_num_rows = args.batch;
-    info.enable_cuda_graph = args.under_graph;
-    info.split_kv = true;
-    ::flashinfer::AlignedAllocator ints(args.ints_device, args.ints_bytes);
-    const auto table = [&](std::int64_t& offset, std::size_t count, const char* name) {
-      offset = ints.aligned_alloc_offset(count * sizeof(std::int32_t), 16, name);
-      return ::flashinfer::GetPtrFromBaseOffset<std::int32_t>(args.ints_host, offset);
-    };
-    std::int32_t* const requests = table(info.request_indices_offset, args.max_blocks, "requests");
-    std::int32_t* const q_tiles = table(info.qo_tile_indices_offset, args.max_blocks, "tiles of queries");
-    std::int32_t* const chunks = table(info.kv_tile_indices_offset, args.max_blocks, "chunks of keys");
-    std::int32_t* const partials = table(info.o_indptr_offset, args.batch + std::size_t{1}, "partial results");
-    std::int32_t* const merged = table(info.merge_indptr_offset, args.batch + std::size_t{1}, "merges");
-    *table(info.kv_chunk_size_ptr_offset, 1, "chunk") = static_cast<std::int32_t>(args.chunk_tokens);
-    *table(info.total_num_rows_offset, 1, "rows") = static_cast<std::int32_t>(args.batch);
-    info.block_valid_mask_offset = ints.aligned_alloc_offset(args.max_blocks, 16, "valid");
-    bool* const valid = ::flashinfer::GetPtrFromBaseOffset<bool>(args.ints_host, info.block_valid_mask_offset);
-
-    std::uint32_t blocks = 0;
-    partials[0] = 0;
-    for (std::uint32_t i = 0; i < args.batch; ++i) {
-      const std::int32_t seen = args.window_left < 0 ? args.kv_len[i] : std::min(args.kv_len[i], args.window_left + 1);
-      const std::uint32_t count = ::flashinfer::ceil_div(static_cast<std::uint32_t>(seen), args.chunk_tokens);
-      for (std::uint32_t tile = 0; tile < tiles; ++tile) {
-        for (std::uint32_t chunk = 0; chunk < count; ++chunk, ++blocks) {
-          FLASHINFER_CHECK(blocks < args.max_blocks, "more chunks of keys than were counted");
-          requests[blocks] = static_cast<std::int32_t>(i);
-          q_tiles[blocks] = static_cast<std::int32_t>(tile);
-          chunks[blocks] = static_cast<std::int32_t>(chunk);
-        }
-      }
-      partials[i + 1] = partials[i] + static_cast<std::int32_t>(count);
-    }
-    std::copy(partials, partials + args.batch + 1, merged);
-    for (std::uint32_t i = 0; i < args.max_blocks; ++i) valid[i] = i < blocks;
-    std::fill(requests + blocks, requests + args.max_blocks, 0);
-    std::fill(q_tiles + blocks, q_tiles + args.max_blocks, 0);
-    std::fill(chunks + blocks, chunks + args.max_blocks, 0);
-    info.padded_batch_size = args.under_graph ? args.max_blocks : blocks;
-    const std::uint64_t rows = std::uint64_t{args.max_blocks} * args.num_q_heads;
-    info.v_offset = 0;
-    info.s_offset = static_cast<std::int64_t>((rows * args.head_dim * 2 + 255) / 256 * 256);
-    planned.info = info.ToVector();
-    planned.partials_bytes = info.s_offset + rows * sizeof(float);
-    return cudaMemcpyAsync(args.ints_device, args.ints_host, ints.num_allocated_bytes(), cudaMemcpyHostToDevice,
-                           stream_of(args.stream));
   });
 }
 

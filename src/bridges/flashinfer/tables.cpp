@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "bridges/flashinfer/kernels.h"
-
 namespace metrale::flashinfer {
 
 void fill(const AttentionShape& shape, const PlanOptions& options, std::span<const Sequence> sequences, Tables& tables,
@@ -68,27 +66,6 @@ void fill(const AttentionShape& shape, const PlanOptions& options, std::span<con
   extent.num_pages = packed ? 0 : static_cast<std::uint32_t>(last_page + 1);
 }
 
-Chunks chunks_for(const AttentionShape& shape, const PlanOptions& options, const Tables& tables, std::uint32_t num_sms) noexcept {
-  // Two blocks run on a processor at a time. Sixteen rounds of them leave none idle for long at the end, and few partial results.
-  constexpr std::uint64_t kRounds = 16;
-  constexpr std::uint64_t kSmallest = 128;  // a block's step
-  constexpr std::uint64_t kLargest = 1'024;
-  const bool under_graph = options.max_batch > 0;
-  const std::uint64_t page_size = std::max(options.page_size, 1U);
-  const std::uint64_t pages = under_graph ? options.max_pages : static_cast<std::uint64_t>(tables.page_indptr.back());
-  const std::uint64_t blocks = kRounds * 2 * num_sms;
-  const std::uint64_t even = round_up(div_ceil(pages * page_size * shape.num_kv_heads, blocks), kSmallest);
-  const std::uint64_t tokens = round_up(std::clamp(even, kSmallest, kLargest), page_size);
-  const std::uint64_t tiles = fi::tiles_of_one_query(shape.num_q_heads / shape.num_kv_heads);
-  std::uint64_t count = 0;
-  if (under_graph) {
-    count = options.max_batch + pages * page_size / tokens;
-  } else {
-    for (const std::int32_t length : tables.kv_len) count += div_ceil(static_cast<std::uint64_t>(length), tokens);
-  }
-  return {.tokens = static_cast<std::uint32_t>(tokens), .max_blocks = static_cast<std::uint32_t>(count * tiles)};
-}
-
 Capacity capacity_for(const AttentionShape& shape, const PlanOptions& options, const Tables& tables, const Extent& extent,
                       Kernel kernel, std::uint32_t num_sms) noexcept {
   const std::uint64_t sms = num_sms;
@@ -114,8 +91,7 @@ Capacity capacity_for(const AttentionShape& shape, const PlanOptions& options, c
     case Kernel::automatic:
     case Kernel::tensor_cores: {
       const std::uint64_t tiles = div_ceil(std::uint64_t{need.rows} * group, kSmallestTile) + need.batch;
-      const std::uint64_t blocks =
-          std::max<std::uint64_t>({tiles, 2 * sms / shape.num_kv_heads, chunks_for(shape, options, tables, num_sms).max_blocks});
+      const std::uint64_t blocks = std::max<std::uint64_t>(tiles, 2 * sms / shape.num_kv_heads);
       need.schedule_bytes = 13 * (blocks + 1) + 4 * (need.batch + std::uint64_t{need.rows} + 4) + kAlignments;
       break;
     }

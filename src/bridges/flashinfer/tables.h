@@ -51,13 +51,6 @@ struct Capacity {
   }
 };
 
-/// How keys are cut into pieces of one block each, where each sequence has one query on tensor cores.
-struct Chunks {
-  std::uint32_t tokens = 0;
-  std::uint32_t max_blocks = 0;  ///< For each key head; exact but under a graph.
-};
-Chunks chunks_for(const AttentionShape& shape, const PlanOptions& options, const Tables& tables, std::uint32_t num_sms) noexcept;
-
 /// Room for these tables and what FlashInfer puts beside them, at most, on a device of `num_sms`.
 Capacity capacity_for(const AttentionShape& shape, const PlanOptions& options, const Tables& tables, const Extent& extent,
                       Kernel kernel, std::uint32_t num_sms) noexcept;
