@@ -181,7 +181,7 @@ Result<std::size_t> Planner::pick_for_all_rows(Tuner& tuner, std::span<const Pla
   }
   std::vector<std::size_t> order(plans.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return scores[i]; });
+  std::ranges::sort(order, {}, [&](std::size_t i) { return std::pair(scores[i], i); });
   for (const std::size_t i : order) {
     if (std::isfinite(scores[i]) && METRALE_TRY(tuner.is_row_invariant(plans[i]))) return i;
   }
