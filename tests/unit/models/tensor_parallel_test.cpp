@@ -73,7 +73,7 @@ TEST_F(TensorParallel, TwoRanksGiveTheWholeModelsLogitsTeacherForced) {
       got[rank] = prompt_logits(decoder, ids, 512);
       const auto steps = step_logits(decoder, ids);  // through the captured step
       EXPECT_LT(worst_row(steps, want, vocab), 1e-4) << "prompt " << n << ", rank " << rank;
-      clear += rank == 0 ? expect_same_choice(steps, want, vocab, kMargin) : 0;
+      if (rank == 0) clear += expect_same_choice(steps, want, vocab, kMargin);
     });
     EXPECT_LT(worst_row(got[0], want, vocab), 1e-4) << "prompt " << n;
     EXPECT_EQ(got[0], got[1]) << "the ranks differ in prompt " << n;
